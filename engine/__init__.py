@@ -1,0 +1,1 @@
+"""The speculative decoding engine: drafters guess, a vote chooses, the target checks."""

@@ -1,0 +1,202 @@
+"""Settings, checked where they are made. All are frozen: a change is a new object."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from engine.errors import SettingError
+
+
+class KvType(Enum):
+    """Number format of a key/value cache. The values are ggml's type numbers."""
+
+    F16 = 1
+    Q8_0 = 8
+    BF16 = 30
+
+
+class WeightRule(str, Enum):
+    """How drafters' voting weights learn."""
+
+    HEDGE = "hedge"
+    MINIONS = "minions"
+
+
+class VoteMode(str, Enum):
+    """Whether drafters draft alone and then vote, or vote on every token."""
+
+    TREE = "tree"
+    COLLECTIVE = "collective"
+
+
+class LookAhead(str, Enum):
+    """Whether drafters run ahead while the target verifies."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class Exactness(str, Enum):
+    """Whether the backend setting must give bit-equal logits in every batch size."""
+
+    EXACT = "exact"
+    FAST = "fast"
+
+
+class PolicyKind(str, Enum):
+    """The rule that chooses the speculation length."""
+
+    AUTO = "auto"
+    MINIONS = "minions"
+    ADAEDL = "adaedl"
+    FIXED = "fixed"
+    OFF = "off"
+
+
+MAX_DRAFT_TOKENS = 31
+"""Longest draft that is ever verified in one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A length rule, and its length where the rule is `fixed`."""
+
+    kind: PolicyKind = PolicyKind.AUTO
+    fixed_length: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Read `auto`, `minions`, `adaedl`, `fixed:N`, `off` or `plain` (another name of `off`)."""
+        name, _, number = text.strip().lower().partition(":")
+        if name == "plain":
+            name = PolicyKind.OFF.value
+        try:
+            kind = PolicyKind(name)
+        except ValueError:
+            choices = "auto, minions, adaedl, fixed:N, off"
+            raise SettingError(f"unknown policy {text!r}; choose one of {choices}") from None
+        if kind is not PolicyKind.FIXED:
+            if number:
+                raise SettingError(f"policy {name!r} takes no number, found {text!r}")
+            return cls(kind)
+        if not number.isdigit() or not 1 <= int(number) <= MAX_DRAFT_TOKENS:
+            raise SettingError(f"policy fixed:N needs N from 1 to {MAX_DRAFT_TOKENS}, found {text!r}")
+        return cls(kind, int(number))
+
+    def __str__(self) -> str:
+        return f"fixed:{self.fixed_length}" if self.kind is PolicyKind.FIXED else self.kind.value
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise SettingError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The target's sampler chain. At temperature 0 the most probable token is taken."""
+
+    temperature: float = 0.7
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_tokens: int = 64
+    seed: int | None = None
+    """None draws a fresh seed for each answer."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.temperature <= 5, f"temperature must be from 0 to 5, found {self.temperature}")
+        _require(0 <= self.top_k, f"top-k must be 0 (off) or more, found {self.top_k}")
+        _require(0 < self.top_p <= 1, f"top-p must be above 0 and at most 1, found {self.top_p}")
+        _require(0 <= self.min_p < 1, f"min-p must be from 0 to below 1, found {self.min_p}")
+        _require(
+            0 < self.repeat_penalty <= 5, f"repeat penalty must be above 0, at most 5, found {self.repeat_penalty}"
+        )
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(-2 <= value <= 2, f"{name.replace('_', ' ')} must be from -2 to 2, found {value}")
+        _require(self.penalty_last_tokens >= 0, f"penalty window must be 0 or more, found {self.penalty_last_tokens}")
+        if self.seed is not None:
+            _require(0 <= self.seed < 2**32, f"seed must be from 0 to {2**32 - 1}, found {self.seed}")
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How drafting is done; can change between answers without a reload."""
+
+    policy: Policy = field(default_factory=Policy)
+    weights: WeightRule = WeightRule.HEDGE
+    vote: VoteMode = VoteMode.TREE
+    look_ahead: LookAhead = LookAhead.AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """Everything about one answer besides its prompt."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    speculation: Speculation = field(default_factory=Speculation)
+    max_tokens: int | None = None
+    """None: until the model stops or the context is full."""
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(
+            self.max_tokens is None or self.max_tokens >= 1, f"max tokens must be 1 or more, found {self.max_tokens}"
+        )
+        _require(all(self.stop_strings), "a stop string must not be empty")
+
+
+def default_threads() -> int:
+    """Physical cores this process may use: more threads than cores slow llama.cpp down."""
+    import psutil
+
+    physical = psutil.cpu_count(logical=False) or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(physical, allowed))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlacement:
+    """Where and how a model runs."""
+
+    threads: int = field(default_factory=default_threads)
+    gpu_layers: int = -1
+    """Layers kept on the GPU; -1 is all, 0 none. Without a GPU it means nothing."""
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.threads <= 512, f"threads must be from 1 to 512, found {self.threads}")
+        _require(self.gpu_layers >= -1, f"gpu layers must be -1 (all) or more, found {self.gpu_layers}")
+
+
+@dataclass(frozen=True, slots=True)
+class SetConfig:
+    """A target and its drafters: what is loaded together."""
+
+    target: Path
+    drafters: tuple[str, ...] = ("ngram", "suffix")
+    """`ngram`, `suffix`, or the path of a GGUF file."""
+    context_tokens: int = 4096
+    placement: ModelPlacement = field(default_factory=ModelPlacement)
+    exactness: Exactness = Exactness.EXACT
+    cost_file: Path | None = None
+    """Where the measured cost curves are kept; None keeps them in memory only."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.context_tokens == 0 or self.context_tokens >= 64,
+            f"context must be 64 tokens or more, found {self.context_tokens}",
+        )
+        repeated = sorted({name for name in self.drafters if self.drafters.count(name) > 1})
+        _require(not repeated, f"drafter named twice: {', '.join(repeated)}")
