@@ -113,7 +113,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature <= 5, f"temperature must be from 0 to 5, found {self.temperature}")
-        _require(0 <= self.top_k, f"top-k must be 0 (off) or more, found {self.top_k}")
+        _require(self.top_k >= 0, f"top-k must be 0 (off) or more, found {self.top_k}")
         _require(0 < self.top_p <= 1, f"top-p must be above 0 and at most 1, found {self.top_p}")
         _require(0 <= self.min_p < 1, f"min-p must be from 0 to below 1, found {self.min_p}")
         _require(
@@ -124,7 +124,7 @@ class Sampling:
             _require(-2 <= value <= 2, f"{name.replace('_', ' ')} must be from -2 to 2, found {value}")
         _require(self.penalty_last_tokens >= 0, f"penalty window must be 0 or more, found {self.penalty_last_tokens}")
         if self.seed is not None:
-            _require(0 <= self.seed < 2**32, f"seed must be from 0 to {2**32 - 1}, found {self.seed}")
+            _require(0 <= self.seed < 2**32 - 1, f"seed must be from 0 to {2**32 - 2}, found {self.seed}")
 
     @property
     def has_penalties(self) -> bool:

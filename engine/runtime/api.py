@@ -1,0 +1,126 @@
+"""The one door to llama-cpp-python: checks that it has what we call, and catches what it logs.
+
+Everything below `engine.runtime` reaches the native library through `native()`; nothing else imports `llama_cpp`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+from engine.errors import EnvironmentProblem
+
+REQUIRED_VERSION = "0.3.36"
+REQUIRED_FUNCTIONS = (
+    "llama_backend_init",
+    "llama_batch_free",
+    "llama_batch_init",
+    "llama_decode",
+    "llama_get_logits",
+    "llama_get_memory",
+    "llama_init_from_model",
+    "llama_log_set",
+    "llama_memory_clear",
+    "llama_memory_seq_cp",
+    "llama_memory_seq_rm",
+    "llama_model_chat_template",
+    "llama_model_is_hybrid",
+    "llama_model_is_recurrent",
+    "llama_model_load_from_file",
+    "llama_model_quantize",
+    "llama_sampler_chain_init",
+    "llama_sampler_sample",
+    "llama_set_abort_callback",
+    "llama_set_n_threads",
+    "llama_token_to_piece",
+    "llama_tokenize",
+    "llama_vocab_is_eog",
+)
+
+_LOG_LEVEL_WARNING = 3
+_LOG_LEVEL_CONTINUATION = 5
+
+
+class NativeLog:
+    """Keeps llama.cpp's last log lines instead of printing them; errors and warnings explain failures."""
+
+    def __init__(self, kept_lines: int = 200) -> None:
+        self._lines: deque[tuple[int, str]] = deque(maxlen=kept_lines)
+        self._partial = ""
+        self._level = 0
+
+    def receive(self, level: int, text: bytes, _user_data: Any) -> None:
+        """Take one piece of log; a line may arrive in several."""
+        if level != _LOG_LEVEL_CONTINUATION:
+            self._level = level
+        self._partial += text.decode("utf-8", "replace")
+        *complete, self._partial = self._partial.split("\n")
+        self._lines.extend((self._level, line) for line in complete if line.strip(" ."))
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+    def problem(self) -> str:
+        """The first warning or error since `clear`: llama.cpp names the cause first, the consequences after."""
+        for level, line in list(self._lines):
+            if _LOG_LEVEL_WARNING <= level < _LOG_LEVEL_CONTINUATION and "error" in line.lower():
+                return line.strip()
+        problems = [line.strip() for level, line in list(self._lines) if level >= _LOG_LEVEL_WARNING]
+        return problems[0] if problems else "llama.cpp gave no reason"
+
+    def lines(self) -> tuple[str, ...]:
+        return tuple(line for _, line in list(self._lines))
+
+
+class Native:
+    """The loaded llama.cpp library: `lib` is the binding module, `log` what it has logged."""
+
+    def __init__(self, lib: ModuleType) -> None:
+        missing = [name for name in REQUIRED_FUNCTIONS if not hasattr(lib, name)]
+        version = str(getattr(lib, "__version__", "of unknown version"))
+        if missing:
+            raise EnvironmentProblem(
+                f"llama-cpp-python {version} lacks {', '.join(missing)}; Quorum needs {REQUIRED_VERSION} or newer: "
+                f'python -m pip install --upgrade "llama-cpp-python>={REQUIRED_VERSION},<0.4"'
+            )
+        self.lib: Any = lib
+        self.version = version
+        self.log = NativeLog()
+        # ctypes callbacks die with their Python object, so this one must live as long as the library.
+        self._log_callback = lib.llama_log_callback(self.log.receive)
+        lib.llama_log_set(self._log_callback, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+
+    @property
+    def system_info(self) -> str:
+        """CPU features and backends llama.cpp was built with."""
+        return str(self.lib.llama_print_system_info().decode())
+
+    @property
+    def has_gpu_offload(self) -> bool:
+        return bool(self.lib.llama_supports_gpu_offload())
+
+
+@functools.cache
+def native() -> Native:
+    """The library, initialised on first use.
+
+    Raises:
+        EnvironmentProblem: llama-cpp-python is not installed, cannot be loaded, or is too old.
+    """
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"llama-cpp-python could not be imported ({error}); install it with: "
+            "python -m pip install -r requirements.txt"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise EnvironmentProblem(
+            f"llama-cpp-python is installed but its library does not load ({error}); reinstall it with: "
+            "python -m pip install --force-reinstall --no-cache-dir llama-cpp-python"
+        ) from error
+    return Native(llama_cpp)

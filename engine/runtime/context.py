@@ -1,0 +1,228 @@
+"""A llama.cpp context: the key/value cache, its sequences, and the passes that fill it.
+
+The context owns the length of every sequence. A pass either happens, and lengths grow by it, or raises, and every
+sequence is as it was. One thread owns a context: the one that made it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.config import KvType
+from engine.errors import DecodeError
+from engine.runtime.api import native
+from engine.runtime.model import Model
+
+FloatRows = npt.NDArray[np.float32]
+
+_DECODE_NO_ROOM = 1
+_DECODE_ABORTED = 2
+
+
+class PassCancelled(Exception):
+    """A pass was cancelled; the context is as before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive tokens that enter one sequence in a pass."""
+
+    sequence: int
+    tokens: Sequence[int]
+    outputs: int
+    """Logits are produced for this many tokens at the end of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSettings:
+    """Size and number formats of a context."""
+
+    context_tokens: int
+    kv_type: KvType
+    threads: int
+    max_outputs: int
+    """Most rows of logits one pass may produce."""
+    max_sequences: int = 4
+    batch_tokens: int = 512
+
+
+class Context:
+    """Owns a native context on `model`; closed by `close` or with the model."""
+
+    def __init__(self, model: Model, settings: ContextSettings) -> None:
+        lib = native().lib
+        self._lib = lib
+        self.model = model
+        self.settings = settings
+        parameters = lib.llama_context_default_params()
+        parameters.n_ctx = settings.context_tokens
+        parameters.n_batch = settings.batch_tokens
+        parameters.n_ubatch = settings.batch_tokens
+        parameters.n_seq_max = settings.max_sequences
+        parameters.n_outputs_max = settings.max_outputs
+        parameters.n_threads = settings.threads
+        parameters.n_threads_batch = settings.threads
+        parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        parameters.type_k = settings.kv_type.value
+        parameters.type_v = settings.kv_type.value
+        parameters.kv_unified = True
+        parameters.swa_full = True
+        parameters.no_perf = True
+        native().log.clear()
+        self.handle: Any = lib.llama_init_from_model(model.handle, parameters)
+        if not self.handle:
+            raise DecodeError(
+                f"{model.path.name}: no context of {settings.context_tokens} tokens could be made "
+                f"({native().log.problem()}); try a smaller context"
+            )
+        self._owner = threading.get_ident()
+        self._memory = lib.llama_get_memory(self.handle)
+        self._batch = lib.llama_batch_init(settings.batch_tokens, 0, 1)
+        room = settings.batch_tokens
+        self._batch_tokens = np.ctypeslib.as_array(self._batch.token, shape=(room,))
+        self._batch_positions = np.ctypeslib.as_array(self._batch.pos, shape=(room,))
+        self._batch_outputs = np.ctypeslib.as_array(self._batch.logits, shape=(room,))
+        np.ctypeslib.as_array(self._batch.n_seq_id, shape=(room,))[:] = 1
+        # Each entry points to one sequence id; the ids lie in one block so that a pass sets them by slices.
+        self._batch_sequences = np.zeros(room, dtype=np.int32)
+        pointers = ctypes.cast(self._batch.seq_id, ctypes.POINTER(ctypes.c_size_t))
+        self._sequence_pointers = np.ctypeslib.as_array(pointers, shape=(room,))
+        self._native_sequence_pointers = self._sequence_pointers.copy()
+        self._sequence_pointers[:] = self._batch_sequences.ctypes.data + 4 * np.arange(room, dtype=np.uint64)
+        self._lengths: dict[int, int] = {}
+        self._outputs = 0
+        self._cancel: threading.Event | None = None
+        self._abort_callback = lib.ggml_abort_callback(self._is_cancelled)
+        model.resources.callback(self.close)
+
+    def _is_cancelled(self, _user_data: object) -> bool:
+        return self._cancel is not None and self._cancel.is_set()
+
+    def _check_owner(self) -> None:
+        assert threading.get_ident() == self._owner, "a context is used by the thread that made it"
+
+    @property
+    def context_tokens(self) -> int:
+        """Cells in the cache, shared by all sequences."""
+        return int(self._lib.llama_n_ctx(self.handle))
+
+    def allocate(self) -> int:
+        """A free, empty sequence."""
+        self._check_owner()
+        for sequence in range(self.settings.max_sequences):
+            if sequence not in self._lengths:
+                self._lengths[sequence] = 0
+                return sequence
+        raise ValueError(f"all {self.settings.max_sequences} sequences are in use")
+
+    def free(self, sequence: int) -> None:
+        """Drop a sequence and its cells."""
+        self._check_owner()
+        del self._lengths[sequence]
+        self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def length(self, sequence: int) -> int:
+        """Tokens of the sequence in the cache."""
+        return self._lengths[sequence]
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Keep the first `length` tokens of a sequence.
+
+        A model that cannot roll back loses the whole sequence instead; its length is then zero.
+        """
+        self._check_owner()
+        current = self._lengths[sequence]
+        if length > current:
+            raise ValueError(f"sequence {sequence} has {current} tokens, cannot be cut to {length}")
+        if length == current:
+            return
+        if self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1):
+            self._lengths[sequence] = length
+        else:
+            self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+            self._lengths[sequence] = 0
+
+    def copy(self, source: int) -> int:
+        """A new sequence with the same tokens; the cells are shared, not copied."""
+        branch = self.allocate()
+        self._lib.llama_memory_seq_cp(self._memory, source, branch, -1, -1)
+        self._lengths[branch] = self._lengths[source]
+        return branch
+
+    def set_threads(self, threads: int) -> None:
+        self._check_owner()
+        self._lib.llama_set_n_threads(self.handle, threads, threads)
+
+    def decode(self, runs: Sequence[Run], cancel: threading.Event | None = None) -> None:
+        """Evaluate the runs in one pass; afterwards `logits` gives the rows asked for, in order.
+
+        Args:
+            runs: At most `batch_tokens` tokens altogether.
+            cancel: Checked between the operations of the pass (where the backend can) when it is long.
+
+        Raises:
+            DecodeError: the cache is full or llama.cpp failed.
+            PassCancelled: `cancel` was set.
+        """
+        self._check_owner()
+        start = 0
+        outputs = 0
+        for run in runs:
+            end = start + len(run.tokens)
+            position = self._lengths[run.sequence]
+            self._batch_tokens[start:end] = run.tokens
+            self._batch_positions[start:end] = np.arange(position, position + end - start, dtype=np.int32)
+            self._batch_sequences[start:end] = run.sequence
+            self._batch_outputs[start : end - run.outputs] = 0
+            self._batch_outputs[end - run.outputs : end] = 1
+            outputs += run.outputs
+            start = end
+        self._batch.n_tokens = start
+        if cancel is None:
+            status = self._lib.llama_decode(self.handle, self._batch)
+        else:
+            status = self._decode_cancellable(cancel)
+        if status == 0:
+            for run in runs:
+                self._lengths[run.sequence] += len(run.tokens)
+            self._outputs = outputs
+            return
+        for run in runs:
+            self._lib.llama_memory_seq_rm(self._memory, run.sequence, self._lengths[run.sequence], -1)
+        if status == _DECODE_ABORTED:
+            raise PassCancelled
+        if status == _DECODE_NO_ROOM:
+            raise DecodeError(f"the cache of {self.context_tokens} tokens has no room for {start} more")
+        raise DecodeError(f"llama.cpp could not evaluate {start} tokens (code {status}: {native().log.problem()})")
+
+    def _decode_cancellable(self, cancel: threading.Event) -> int:
+        self._cancel = cancel
+        self._lib.llama_set_abort_callback(self.handle, self._abort_callback, None)
+        try:
+            return int(self._lib.llama_decode(self.handle, self._batch))
+        finally:
+            self._lib.llama_set_abort_callback(self.handle, self._lib.ggml_abort_callback(), None)
+            self._cancel = None
+
+    def logits(self) -> FloatRows:
+        """Rows of the last pass, shape (outputs, vocabulary). A view: the next pass overwrites it."""
+        address = ctypes.cast(self._lib.llama_get_logits(self.handle), ctypes.c_void_p).value
+        assert address is not None, "the last pass asked for no logits"
+        size = self._outputs * self.model.vocabulary.size
+        row_type = ctypes.c_float * size
+        return np.frombuffer(row_type.from_address(address), dtype=np.float32).reshape(self._outputs, -1)
+
+    def close(self) -> None:
+        """Free the native context. Safe to call twice."""
+        if self.handle:
+            self._sequence_pointers[:] = self._native_sequence_pointers
+            self._lib.llama_batch_free(self._batch)
+            self._lib.llama_free(self.handle)
+            self.handle = None

@@ -1,0 +1,102 @@
+"""A model's vocabulary: text to tokens, tokens to bytes, and which tokens end an answer."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from engine.errors import IncompatibleDrafter
+from engine.runtime.api import native
+
+MAX_SIZE_DIFFERENCE = 128
+"""Padded vocabularies of one family differ by up to this many unused tokens (llama.cpp's own limit)."""
+FIRST_COMPARED_TOKEN = 5
+"""Special tokens below this id may be spelled differently without harm (llama.cpp's own rule)."""
+
+
+class Vocabulary:
+    """Read-only view of a loaded model's vocabulary. Safe to use from any thread while the model lives."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        lib = native().lib
+        self.size: int = lib.llama_vocab_n_tokens(handle)
+        self.kind: int = lib.llama_vocab_type(handle)
+        self.bos: int = lib.llama_vocab_bos(handle)
+        self.eos: int = lib.llama_vocab_eos(handle)
+        self.adds_bos: bool = lib.llama_vocab_get_add_bos(handle)
+        self.adds_eos: bool = lib.llama_vocab_get_add_eos(handle)
+
+    @functools.cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """Every token after which the model's turn is over."""
+        is_end = native().lib.llama_vocab_is_eog
+        return frozenset(token for token in range(self.size) if is_end(self._handle, token))
+
+    def tokenize(self, text: str, *, adds_special: bool) -> list[int]:
+        """Tokens of `text`; special tokens written out in it are recognised.
+
+        Args:
+            text: Any text; an empty one gives no tokens (or BOS alone).
+            adds_special: Whether BOS/EOS are added where the model's own rules ask for them.
+        """
+        data = text.encode("utf-8")
+        lib = native().lib
+        room = len(data) + 8
+        while True:
+            buffer = (lib.llama_token * room)()
+            count = lib.llama_tokenize(self._handle, data, len(data), buffer, room, adds_special, True)
+            if count >= 0:
+                return list(buffer[:count])
+            room = -count
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; special tokens are spelled out. A character may span several tokens."""
+        lib = native().lib
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = lib.llama_token_to_piece(self._handle, token, buffer, room, 0, True)
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+
+    def is_control(self, token: int) -> bool:
+        return bool(native().lib.llama_vocab_is_control(self._handle, token))
+
+    def spelling(self, token: int) -> str:
+        """The vocabulary's entry for a token, as stored."""
+        text = native().lib.llama_vocab_get_text(self._handle, token)
+        return str(text.decode("utf-8", "replace")) if text else ""
+
+
+def check_compatible(target: Vocabulary, drafter: Vocabulary, drafter_name: str) -> None:
+    """Check that a drafter's token ids mean the same as the target's (the rules llama.cpp applies to drafters).
+
+    Raises:
+        IncompatibleDrafter: naming the first rule that fails and, where one is to blame, the token.
+    """
+
+    def refuse(rule: str) -> IncompatibleDrafter:
+        return IncompatibleDrafter(
+            f"{drafter_name} cannot draft for this target: {rule}. Choose a drafter of the target's own family."
+        )
+
+    if target.kind != drafter.kind:
+        raise refuse(f"tokenizer types differ (target {target.kind}, drafter {drafter.kind})")
+    for name in ("bos", "eos"):
+        adds_target, adds_drafter = getattr(target, f"adds_{name}"), getattr(drafter, f"adds_{name}")
+        if adds_target != adds_drafter:
+            raise refuse(f"one adds a {name.upper()} token and the other does not")
+        theirs, ours = getattr(target, name), getattr(drafter, name)
+        if adds_target and theirs != ours:
+            raise refuse(f"{name.upper()} tokens differ (target {theirs}, drafter {ours})")
+    if abs(target.size - drafter.size) > MAX_SIZE_DIFFERENCE:
+        raise refuse(
+            f"vocabulary sizes differ by more than {MAX_SIZE_DIFFERENCE} (target {target.size}, drafter {drafter.size})"
+        )
+    for token in range(FIRST_COMPARED_TOKEN, min(target.size, drafter.size)):
+        theirs, ours = target.spelling(token), drafter.spelling(token)
+        if theirs != ours:
+            raise refuse(f"token {token} is {theirs!r} in the target and {ours!r} in the drafter")
