@@ -1,0 +1,223 @@
+"""Drafters made from the target itself: a copy with fewer layers, fewer bits, or both.
+
+They need no download and fit by construction: vocabulary, template and special tokens are the target's. A copy lies in
+the cache folder under `derived/<target's hash>/`, with a JSON file beside it that says what it was made from and how.
+A copy is listed for a target as long as the target's bytes are the ones it was made from, wherever that file lies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf.constants import LlamaFileType
+
+from engine.config import default_threads
+from engine.errors import ModelFileError, SettingError
+from engine.runtime.quantize import quantize
+from models.atomic import clear_leftovers, remove, replacing, require_free_bytes, scratch_beside, write_json
+from models.folders import derived_folder
+from models.gguf_file import read_header
+from models.identity import sha256_of
+from models.progress import Progress, Report, no_report, stop_if_asked
+from models.rewrite import Change, PlannedTensor, carried_over, open_model, value_of, write_model
+
+LAYERED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "granite", "mistral3")
+"""Llama's family: every layer does the same whatever its number, so that any of them can be left out."""
+
+_BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
+_MIDDLE_LAYERS = (14 / 30, 22 / 30)
+"""Where a layer is missed least, as a share of the depth."""
+_ONE_LAYER_UP_TO = 32
+"""Deeper targets can spare two layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedModel:
+    """A derived copy and its origin, as the JSON file beside it holds them."""
+
+    name: str
+    file_name: str
+    size_bytes: int
+    sha256: str
+    target_name: str
+    target_sha256: str
+    target_size_bytes: int
+    dropped_layers: tuple[int, ...]
+    quantisation: str
+
+    @property
+    def path(self) -> Path:
+        return derived_folder() / self.target_sha256 / self.file_name
+
+
+def derive(
+    target: Path,
+    dropped_layers: Sequence[int] = (),
+    file_type: LlamaFileType | None = None,
+    report: Report = no_report,
+    cancel: threading.Event | None = None,
+) -> DerivedModel:
+    """A copy of `target` without `dropped_layers`, in format `file_type` (None keeps the weights as they are).
+
+    The copy is made unless it is there already. Stopping takes effect between tensors and between the two passes.
+    """
+    layers = tuple(sorted(set(dropped_layers)))
+    if not layers and file_type is None:
+        raise SettingError("a derived drafter needs layers to leave out, or a smaller format; neither was given")
+    facts = read_header(target)
+    target_sha256 = sha256_of(target, report, cancel)
+    quantisation = facts.quantisation if file_type is None else file_type.name.removeprefix("MOSTLY_")
+    name = "-".join([_stem(target, facts.quantisation), *_without(layers), quantisation])
+    path = derived_folder() / target_sha256 / f"{name}.gguf"
+    known = _read_sidecar(path.with_suffix(".json"))
+    if known is not None:
+        return known
+    write_copy(target, path, layers, file_type, report, cancel)
+    made = DerivedModel(
+        name=name,
+        file_name=path.name,
+        size_bytes=path.stat().st_size,
+        sha256=sha256_of(path, report),
+        target_name=target.stem,
+        target_sha256=target_sha256,
+        target_size_bytes=facts.size_bytes,
+        dropped_layers=layers,
+        quantisation=quantisation,
+    )
+    write_json(path.with_suffix(".json"), asdict(made))
+    return made
+
+
+def derive_default(target: Path, report: Report = no_report, cancel: threading.Event | None = None) -> DerivedModel:
+    """A drafter that suits most targets: a middle layer or two left out, and four bits where the target has more."""
+    facts = read_header(target)
+    shares = _MIDDLE_LAYERS[:1] if facts.layer_count <= _ONE_LAYER_UP_TO else _MIDDLE_LAYERS
+    layers = [round(share * facts.layer_count) for share in shares]
+    bits_per_weight = 8 * facts.size_bytes / max(1, facts.parameter_count)
+    return derive(target, layers, LlamaFileType.MOSTLY_Q4_0 if bits_per_weight > 5 else None, report, cancel)
+
+
+def list_derived(target: Path) -> tuple[DerivedModel, ...]:
+    """The copies made from these very bytes. The target is hashed only when a copy of a target of its size exists."""
+    size_bytes = read_header(target).size_bytes
+    candidates = [model for model in all_derived() if model.target_size_bytes == size_bytes]
+    if not candidates:
+        return ()
+    target_sha256 = sha256_of(target)
+    return tuple(model for model in candidates if model.target_sha256 == target_sha256)
+
+
+def all_derived() -> tuple[DerivedModel, ...]:
+    """Every derived copy in the cache folder, whatever became of its target."""
+    found = (_read_sidecar(path) for path in sorted(derived_folder().glob("*/*.json")))
+    return tuple(model for model in found if model is not None)
+
+
+def remove_derived(model: DerivedModel) -> None:
+    """Delete a copy, what is beside it, and its folder when nothing else is in it."""
+    remove(model.path.with_suffix(".json"))
+    remove(model.path)
+    if model.path.parent.is_dir() and not any(model.path.parent.iterdir()):
+        model.path.parent.rmdir()
+
+
+def write_copy(
+    source: Path,
+    destination: Path,
+    dropped_layers: tuple[int, ...],
+    file_type: LlamaFileType | None,
+    report: Report = no_report,
+    cancel: threading.Event | None = None,
+) -> None:
+    """Write a copy of any model file under any name, whole or not at all; layers first, then bits."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(destination)
+    require_free_bytes(destination.parent, 2 * source.stat().st_size, f"a copy of {source.name}")
+    if file_type is None:
+        with replacing(destination) as temporary:
+            _write_shortened(source, temporary, dropped_layers, report, cancel)
+        return
+    with scratch_beside(destination) as shortened:
+        if dropped_layers:
+            _write_shortened(source, shortened, dropped_layers, report, cancel)
+        stop_if_asked(cancel, f"deriving from {source.name}")
+        report(Progress(f"quantising {source.name}"))
+        quantize(shortened if dropped_layers else source, destination, file_type, default_threads())
+
+
+def _write_shortened(
+    source: Path, destination: Path, dropped_layers: tuple[int, ...], report: Report, cancel: threading.Event | None
+) -> None:
+    facts, reader = open_model(source)
+    if facts.architecture not in LAYERED_ARCHITECTURES:
+        raise ModelFileError(
+            f"{source} has the architecture {facts.architecture!r}, whose layers cannot be left out one by one; "
+            f"this works for {', '.join(LAYERED_ARCHITECTURES)}. Fewer bits work for any model"
+        )
+    kept = [layer for layer in range(facts.layer_count) if layer not in dropped_layers]
+    if not kept or not set(dropped_layers) <= set(range(facts.layer_count)):
+        raise SettingError(
+            f"{source.name} has layers 0 to {facts.layer_count - 1}, of which one must stay; "
+            f"asked to leave out {', '.join(map(str, dropped_layers))}"
+        )
+    planned = list(_renamed(reader.tensors, kept))
+    changes = _cut_metadata(reader, f"{facts.architecture}.", facts.layer_count, kept)
+    changes["general.name"] = f"{facts.name} without layer {', '.join(map(str, dropped_layers))}"
+    total_bytes = sum(tensor.size_bytes for tensor in planned)
+    done_bytes = 0
+
+    def wrote(size_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += size_bytes
+        stop_if_asked(cancel, f"deriving from {source.name}")
+        report(Progress(f"copying {source.name}", done_bytes, total_bytes))
+
+    write_model(reader, destination, planned, changes, wrote)
+
+
+def _renamed(tensors: Sequence[Any], kept: list[int]) -> Iterator[PlannedTensor]:
+    """Kept layers close ranks; tensors outside the layers (embeddings, head if untied, norm) stay as they are."""
+    new_number = {old: new for new, old in enumerate(kept)}
+    for tensor in tensors:
+        match = _BLOCK.match(tensor.name)
+        if match is None:
+            yield carried_over(tensor, tensor.name)
+        elif int(match[1]) in new_number:
+            yield carried_over(tensor, f"blk.{new_number[int(match[1])]}.{match[2]}")
+
+
+def _cut_metadata(reader: Any, prefix: str, layer_count: int, kept: list[int]) -> dict[str, Change]:
+    """The layer count, and every list of the architecture that has one value for each layer."""
+    changes: dict[str, Change] = {f"{prefix}block_count": len(kept)}
+    for key, field in reader.fields.items():
+        if key.startswith(prefix) and len(field.types) > 1 and len(field.data) == layer_count:
+            values = value_of(field)
+            changes[key] = [values[layer] for layer in kept]
+    return changes
+
+
+def _stem(target: Path, quantisation: str) -> str:
+    """The target's file name without its format, which the copy's name states itself."""
+    return re.sub(rf"[.-]{re.escape(quantisation)}$", "", target.stem, flags=re.IGNORECASE)
+
+
+def _without(layers: tuple[int, ...]) -> list[str]:
+    if not layers:
+        return []
+    return ["without-" + "-".join(map(str, layers))]
+
+
+def _read_sidecar(path: Path) -> DerivedModel | None:
+    """None where the copy or its description is missing or cannot be read: then it is made again."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        model = DerivedModel(**values | {"dropped_layers": tuple(values["dropped_layers"])})
+        return model if model.path.stat().st_size == model.size_bytes else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,237 @@
+"""Models that cost more than the starter and say the same, and drafters that are worse than it in known ways.
+
+They exist so that anyone can measure speed without a large download. A *function-preserving expansion* has extra
+feed-forward neurons whose output weights are zero and extra layers that add zero: every pass costs what a larger
+model's would, and its answers are the starter's. A report that uses one says so, which it can tell by the header
+(`quorum.expansion`). A drafter derived from an expansion by leaving layers out is perfect by construction and means
+nothing; the drafters here are all derived from the starter.
+
+The files are the same, byte for byte, wherever and whenever they are built.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.constants import GGMLQuantizationType, LlamaFileType
+
+from engine.config import default_threads
+from engine.errors import ModelFileError
+from engine.runtime.quantize import quantize
+from models.atomic import clear_leftovers, require_free_bytes, scratch_beside
+from models.derive import write_copy
+from models.gguf_file import GgufFacts, read_header
+from models.progress import Progress, Report, no_report
+from models.rewrite import Array, Change, PlannedTensor, open_model, value_of, write_model
+
+SEED = 576
+_RECIPE_VERSION = 1
+_BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
+_LAYER_TENSORS = {
+    *("attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight"),
+    *("ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """How much larger the expansion is than the model it is made from."""
+
+    file_name: str
+    label: str
+    """What it costs, for its name: `1 B cost`."""
+    extra_layers: int
+    feed_forward: int
+    """Neurons in every layer, new ones included."""
+    file_type: LlamaFileType = LlamaFileType.MOSTLY_Q4_0
+
+    @property
+    def recipe(self) -> str:
+        """What the header says, by which an existing file is recognised."""
+        return (
+            f"{self.label}: {self.extra_layers} extra layers, feed-forward {self.feed_forward}, "
+            f"{self.file_type.name.removeprefix('MOSTLY_')}, seed {SEED}, recipe {_RECIPE_VERSION}"
+        )
+
+
+ONE_BILLION = Expansion("target-1b.gguf", "1 B cost", extra_layers=10, feed_forward=15360)
+THREE_BILLION = Expansion("target-3b.gguf", "3 B cost", extra_layers=24, feed_forward=24576)
+
+DRAFTERS = {
+    "drafter-q2k.gguf": ((), LlamaFileType.MOSTLY_Q2_K),
+    "drafter-q8.gguf": ((), LlamaFileType.MOSTLY_Q8_0),
+    "drafter-drop10.gguf": ((10,), LlamaFileType.MOSTLY_Q4_0),
+    "drafter-drop14.gguf": ((14,), LlamaFileType.MOSTLY_Q4_0),
+    "drafter-drop20.gguf": ((20,), LlamaFileType.MOSTLY_Q4_0),
+    "drafter-drop24.gguf": ((24,), LlamaFileType.MOSTLY_Q4_0),
+    "drafter-drop4.gguf": ((6, 12, 18, 24), LlamaFileType.MOSTLY_Q4_0),
+    "drafter-drop8.gguf": ((4, 7, 10, 13, 16, 19, 22, 25), LlamaFileType.MOSTLY_Q4_0),
+    "drafter-tq2.gguf": ((), LlamaFileType.MOSTLY_TQ2_0),
+}
+"""The layers each degraded copy of the starter lacks, and its format. The last three are hostile on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixtures:
+    """Where the built files are, by the stem of their names: `target-3b`, `drafter-drop14`, ..."""
+
+    targets: Mapping[str, Path]
+    drafters: Mapping[str, Path]
+
+
+def build_fixtures(
+    directory: Path,
+    starter: Path,
+    report: Report = no_report,
+    expansions: Sequence[Expansion] = (ONE_BILLION, THREE_BILLION),
+) -> Fixtures:
+    """Build what is missing of the expansions and degraded drafters in `directory`; what is there and fits stays."""
+    targets: dict[str, Path] = {}
+    drafters: dict[str, Path] = {}
+    for file_name, (layers, file_type) in DRAFTERS.items():
+        path = drafters[Path(file_name).stem] = directory / file_name
+        if not _is_usable(path, recipe=""):
+            write_copy(starter, path, layers, file_type, _under(file_name, report))
+    for expansion in expansions:
+        path = targets[Path(expansion.file_name).stem] = directory / expansion.file_name
+        if not _is_usable(path, expansion.recipe):
+            expand(starter, path, expansion, _under(expansion.file_name, report))
+    return Fixtures(targets, drafters)
+
+
+def expand(source: Path, destination: Path, expansion: Expansion, report: Report = no_report) -> None:
+    """Write the expansion of `source` to `destination`, by way of a half-precision file beside it."""
+    facts, reader = open_model(source)
+    layer_names = {match[2] for tensor in reader.tensors if (match := _BLOCK.match(tensor.name))}
+    if facts.architecture != "llama" or layer_names != _LAYER_TENSORS:
+        raise ModelFileError(f"{source} cannot be expanded: this works for plain llama models such as the starter")
+    old_feed_forward = value_of(reader.fields["llama.feed_forward_length"])
+    if expansion.extra_layers < 0 or expansion.feed_forward < old_feed_forward:
+        raise ValueError(f"an expansion of {old_feed_forward} neurons cannot have {expansion.feed_forward}")
+    planned = _plan(reader, facts, expansion)
+    total_bytes = sum(tensor.size_bytes for tensor in planned)
+    done_bytes = 0
+
+    def wrote(size_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += size_bytes
+        report(Progress("writing half precision", done_bytes, total_bytes))
+
+    changes: dict[str, Change] = {
+        "general.name": f"{_stem(source, facts)} expansion ({expansion.label})",
+        "general.file_type": int(LlamaFileType.MOSTLY_F16),
+        "llama.block_count": facts.layer_count + expansion.extra_layers,
+        "llama.feed_forward_length": expansion.feed_forward,
+        "quorum.expansion": expansion.recipe,
+    }
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(destination)
+    require_free_bytes(destination.parent, total_bytes * 3 // 2, f"building {destination.name}")
+    with scratch_beside(destination) as half_precision:
+        write_model(reader, half_precision, planned, changes, wrote)
+        report(Progress("quantising"))
+        quantize(half_precision, destination, expansion.file_type, default_threads())
+
+
+def _plan(reader: Any, facts: GgufFacts, expansion: Expansion) -> list[PlannedTensor]:
+    width = value_of(reader.fields["llama.embedding_length"])
+    scale = 0.5 / math.sqrt(width)
+    extra, count = expansion.extra_layers, facts.layer_count
+    followed = Counter((2 * number + 1) * count // (2 * extra) for number in range(extra))
+    layers: list[int | None] = []
+    for layer in range(count):
+        layers += [layer, *[None] * followed[layer]]
+    by_layer: dict[int, dict[str, Any]] = {}
+    planned = []
+    for tensor in reader.tensors:
+        match = _BLOCK.match(tensor.name)
+        if match is None:
+            planned.append(_half(tensor.name, _values_shape(tensor), partial(_values, tensor)))
+        else:
+            by_layer.setdefault(int(match[1]), {})[match[2]] = tensor
+    for number, origin in enumerate(layers):
+        for suffix, tensor in by_layer[origin or 0].items():
+            name = f"blk.{number}.{suffix}"
+            shape = _wider(suffix, _values_shape(tensor), expansion.feed_forward)
+            make = (
+                partial(_new_values, name, suffix, shape, scale)
+                if origin is None
+                else partial(_wider_values, tensor, name, shape, scale)
+            )
+            planned.append(_half(name, shape, make))
+    return planned
+
+
+def _wider(suffix: str, shape: tuple[int, ...], feed_forward: int) -> tuple[int, ...]:
+    if suffix in ("ffn_gate.weight", "ffn_up.weight"):
+        return feed_forward, shape[1]
+    if suffix == "ffn_down.weight":
+        return shape[0], feed_forward
+    return shape
+
+
+def _wider_values(tensor: Any, name: str, shape: tuple[int, ...], scale: float) -> Array:
+    """The old neurons' weights, then random ones in and zero ones out: what the new neurons say is not heard."""
+    old = _values(tensor)
+    if old.shape == shape:
+        return old
+    if old.shape[0] < shape[0]:
+        return np.concatenate([old, _random(name, (shape[0] - old.shape[0], shape[1]), scale)])
+    return np.pad(old, ((0, 0), (0, shape[1] - old.shape[1])))
+
+
+def _new_values(name: str, suffix: str, shape: tuple[int, ...], scale: float) -> Array:
+    """A layer that computes as much as any other and adds nothing."""
+    if suffix.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    if suffix in ("attn_output.weight", "ffn_down.weight"):
+        return np.zeros(shape, np.float32)
+    return _random(name, shape, scale)
+
+
+def _random(name: str, shape: tuple[int, ...], scale: float) -> Array:
+    """The same numbers for the same tensor in every build."""
+    generator = np.random.default_rng([SEED, zlib.crc32(name.encode())])
+    values: Array = generator.standard_normal(shape, np.float32)
+    values *= np.float32(scale)
+    return values
+
+
+def _values(tensor: Any) -> Array:
+    return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
+
+
+def _values_shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in reversed(tensor.shape))
+
+
+def _half(name: str, shape: tuple[int, ...], make: Callable[[], Array]) -> PlannedTensor:
+    """Matrices in half precision; vectors (norms) in single, as llama.cpp wants them."""
+    if len(shape) == 1:
+        return PlannedTensor(name, shape, np.dtype(np.float32), GGMLQuantizationType.F32, make)
+    return PlannedTensor(name, shape, np.dtype(np.float16), GGMLQuantizationType.F16, lambda: make().astype(np.float16))
+
+
+def _under(file_name: str, report: Report) -> Report:
+    return lambda progress: report(replace(progress, phase=f"{file_name}: {progress.phase}"))
+
+
+def _stem(source: Path, facts: GgufFacts) -> str:
+    return source.stem.removesuffix(f".{facts.quantisation}")
+
+
+def _is_usable(path: Path, recipe: str) -> bool:
+    try:
+        return read_header(path).expansion == recipe
+    except ModelFileError:
+        return False
