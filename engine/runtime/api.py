@@ -35,6 +35,7 @@ REQUIRED_FUNCTIONS = (
     "llama_sampler_sample",
     "llama_set_abort_callback",
     "llama_set_n_threads",
+    "llama_synchronize",
     "llama_token_to_piece",
     "llama_tokenize",
     "llama_vocab_is_eog",

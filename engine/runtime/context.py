@@ -190,6 +190,8 @@ class Context:
         else:
             status = self._decode_cancellable(cancel)
         if status == 0:
+            # GPU backends return before the work is done; waiting here keeps measured times true.
+            self._lib.llama_synchronize(self.handle)
             for run in runs:
                 self._lengths[run.sequence] += len(run.tokens)
             self._outputs = outputs
@@ -215,9 +217,8 @@ class Context:
         """Rows of the last pass, shape (outputs, vocabulary). A view: the next pass overwrites it."""
         address = ctypes.cast(self._lib.llama_get_logits(self.handle), ctypes.c_void_p).value
         assert address is not None, "the last pass asked for no logits"
-        size = self._outputs * self.model.vocabulary.size
-        row_type = ctypes.c_float * size
-        return np.frombuffer(row_type.from_address(address), dtype=np.float32).reshape(self._outputs, -1)
+        row_type = ctypes.c_float * (self._outputs * self.model.vocabulary.size)
+        return np.ctypeslib.as_array(row_type.from_address(address)).reshape(self._outputs, -1)
 
     def close(self) -> None:
         """Free the native context. Safe to call twice."""

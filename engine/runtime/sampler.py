@@ -68,15 +68,16 @@ class Sampler:
         """Token matching: accept the draft while each token equals the target's own choice.
 
         Args:
-            context: Its last pass holds one row for the pending token and one per draft token.
+            context: Its last pass produced a row for every token: one after the pending token, one after each draft token.
             draft: The draft's tokens.
-            first_output: Index in the batch of the pending token's row.
+            first_output: The pending token's place in that pass.
 
         Returns:
             The number of accepted tokens and the target's own token after them.
         """
         if self._is_argmax:
-            choices = np.argmax(context.logits()[-(len(draft) + 1) :], axis=1).tolist()
+            rows = context.logits()[first_output : first_output + len(draft) + 1]
+            choices = np.argmax(rows, axis=1).tolist()
             accepted = 0
             while accepted < len(draft) and choices[accepted] == draft[accepted]:
                 accepted += 1

@@ -1,0 +1,227 @@
+"""What things cost on this machine: target passes by size, drafting, reading. Nothing else keeps times.
+
+A target pass of n tokens over a context of L takes `base(n) + slope · n · L`: weights and overhead, then attention.
+`base` is measured at a few sizes when a model is first loaded, kept on disk, and refined by every real pass; it is
+neither linear nor monotone in n, so sizes in between are interpolated only until they have been seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.runtime.context import Context, Run
+
+CALIBRATED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+CALIBRATION_ROUNDS = 2
+LEARNING_RATE = 0.08
+OUTLIER_FACTOR = 2.5
+"""A pass this many times slower than foretold met something else on the machine and counts as that much at most."""
+
+CalibrationProgress = Callable[[int, int], None]
+"""Called with measurements done and in all."""
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean that forgets: the first observations count fully, later ones at the learning rate."""
+
+    value: float
+    count: int = 0
+
+    def learn(self, observed: float) -> None:
+        self.count += 1
+        self.value += (observed - self.value) * max(LEARNING_RATE, 1 / (self.count + 1))
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Measured costs in milliseconds. Sizes are tokens in one pass of one target."""
+
+    _base: dict[tuple[int, int], Mean] = field(default_factory=dict)
+    """By (sequences, tokens)."""
+    _slope: float = 0.0
+    _slope_weight: float = 0.0
+    _draft: dict[str, Mean] = field(default_factory=dict)
+    """Per drafted token, by drafter set (names joined)."""
+    _read: dict[str, Mean] = field(default_factory=dict)
+    """Per token that a drafter reads in bulk."""
+    _overhead: Mean = field(default_factory=lambda: Mean(0.3))
+    is_stored: bool = False
+    """Whether the curve came from disk instead of a calibration."""
+
+    def verify_ms(self, tokens: int, context_tokens: int, sequences: int = 1) -> float:
+        """Expected time of a target pass over `tokens` tokens."""
+        return self._base_ms(sequences, tokens) + self._slope * tokens * context_tokens
+
+    def _base_ms(self, sequences: int, tokens: int) -> float:
+        known = self._base.get((sequences, tokens))
+        if known is not None:
+            return known.value
+        sizes = sorted(size for count, size in self._base if count == sequences)
+        if not sizes:
+            sizes = sorted(size for count, size in self._base if count == 1)
+            sequences = 1
+        if not sizes:
+            return 10.0 + tokens
+        lower = max((size for size in sizes if size <= tokens), default=sizes[0])
+        upper = min((size for size in sizes if size >= tokens), default=None)
+        low_ms = self._base[sequences, lower].value
+        if upper is None:
+            # Beyond the largest known size the cost per token stays what it was there.
+            return low_ms * tokens / lower
+        if upper == lower:
+            return low_ms
+        share = (tokens - lower) / (upper - lower)
+        return low_ms + share * (self._base[sequences, upper].value - low_ms)
+
+    def observe_verify(self, tokens: int, context_tokens: int, elapsed_ms: float, sequences: int = 1) -> None:
+        """Learn from a real target pass that ran alone."""
+        expected = self.verify_ms(tokens, context_tokens, sequences)
+        elapsed_ms = min(elapsed_ms, OUTLIER_FACTOR * expected)
+        reach = tokens * context_tokens
+        base = self._base.setdefault((sequences, tokens), Mean(self._base_ms(sequences, tokens)))
+        if base.count >= CALIBRATION_ROUNDS and reach:
+            # Least squares of what the base leaves over, with old passes fading.
+            self._slope_weight = 0.999 * self._slope_weight + reach * reach
+            self._slope += (elapsed_ms - expected) * reach / self._slope_weight
+            self._slope = max(0.0, self._slope)
+        base.learn(elapsed_ms - self._slope * reach)
+
+    def draft_ms(self, names: Iterable[str]) -> float:
+        """Expected time per drafted token when these model drafters draft at once; zero for none."""
+        names = sorted(names)
+        if not names:
+            return 0.0
+        known = self._draft.get("+".join(names))
+        if known is not None:
+            return known.value
+        # Drafters that share the cores take turns, until measured otherwise.
+        return sum(self._draft[name].value if name in self._draft else self.verify_ms(1, 0) / 4 for name in names)
+
+    def observe_draft(self, names: Iterable[str], tokens: int, elapsed_ms: float) -> None:
+        """Learn from a draft whose longest chain took `tokens` drafter passes."""
+        if tokens:
+            key = "+".join(sorted(names))
+            self._draft.setdefault(key, Mean(elapsed_ms / tokens)).learn(elapsed_ms / tokens)
+
+    def read_ms(self, name: str) -> float:
+        """Expected time per token for a drafter to read text it has fallen behind by."""
+        known = self._read.get(name)
+        return known.value if known is not None else self.draft_ms((name,)) / 4
+
+    def observe_read(self, name: str, tokens: int, elapsed_ms: float) -> None:
+        if tokens:
+            self._read.setdefault(name, Mean(elapsed_ms / tokens)).learn(elapsed_ms / tokens)
+
+    @property
+    def overhead_ms(self) -> float:
+        """Time per step that is neither drafting nor the target pass."""
+        return self._overhead.value
+
+    def observe_overhead(self, elapsed_ms: float) -> None:
+        self._overhead.learn(min(elapsed_ms, 5.0))
+
+    def curve(self, context_tokens: int, up_to: int) -> tuple[float, ...]:
+        """Expected times for passes of 1, 2, … `up_to` tokens."""
+        return tuple(self.verify_ms(tokens, context_tokens) for tokens in range(1, up_to + 1))
+
+    @property
+    def is_calibrated(self) -> bool:
+        return all((1, size) in self._base for size in CALIBRATED_SIZES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `from_dict`."""
+        return {
+            "base": [[sequences, tokens, mean.value] for (sequences, tokens), mean in sorted(self._base.items())],
+            "slope": self._slope,
+            "draft": {name: mean.value for name, mean in self._draft.items()},
+            "read": {name: mean.value for name, mean in self._read.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CostModel:
+        """Restore a stored curve; it is believed like a calibration and refined further."""
+        model = cls(is_stored=True)
+        for sequences, tokens, value in data["base"]:
+            model._base[int(sequences), int(tokens)] = Mean(float(value), CALIBRATION_ROUNDS)
+        model._slope = float(data["slope"])
+        # A stored slope resists the first few passes as much as a few hundred learnt ones would.
+        model._slope_weight = 1e9
+        model._draft = {str(name): Mean(float(value), CALIBRATION_ROUNDS) for name, value in data["draft"].items()}
+        model._read = {str(name): Mean(float(value), CALIBRATION_ROUNDS) for name, value in data["read"].items()}
+        return model
+
+
+def calibrate(cost: CostModel, context: Context, progress: CalibrationProgress | None = None) -> None:
+    """Time target passes of the calibrated sizes on an empty sequence; seconds at most.
+
+    The fastest of the rounds counts: whatever else ran on the machine can only have slowed a pass down.
+    """
+    token = max(context.model.vocabulary.bos, 1)
+    sequence = context.allocate()
+    fastest: dict[int, float] = {}
+    done = 0
+    try:
+        context.decode([Run(sequence, [token] * 4, 1)])
+        for _ in range(CALIBRATION_ROUNDS):
+            for size in CALIBRATED_SIZES:
+                context.truncate(sequence, 0)
+                started = time.perf_counter()
+                context.decode([Run(sequence, [token] * size, size)])
+                elapsed_ms = (time.perf_counter() - started) * 1e3
+                fastest[size] = min(fastest.get(size, elapsed_ms), elapsed_ms)
+                done += 1
+                if progress is not None:
+                    progress(done, CALIBRATION_ROUNDS * len(CALIBRATED_SIZES))
+    finally:
+        context.free(sequence)
+    for size, elapsed_ms in fastest.items():
+        cost._base[1, size] = Mean(elapsed_ms, CALIBRATION_ROUNDS)
+
+
+class CostStore:
+    """Cost models on disk: one JSON file, one entry for each model, device, thread count and llama.cpp version."""
+
+    VERSION = 1
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def load(self, key: str) -> CostModel | None:
+        """The stored model, or None where there is none that can be read."""
+        entry = self._read().get(key)
+        if entry is None:
+            return None
+        try:
+            return CostModel.from_dict(entry)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def save(self, key: str, cost: CostModel) -> None:
+        """Write the model beside the others; a reader sees the old file or the new one."""
+        if self._path is None:
+            return
+        entries = self._read()
+        entries[key] = cost.to_dict()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_suffix(f".{os.getpid()}.part")
+        partial.write_text(json.dumps({"version": self.VERSION, "entries": entries}, indent=1), encoding="utf-8")
+        os.replace(partial, self._path)
+
+    def _read(self) -> dict[str, Any]:
+        if self._path is None:
+            return {}
+        try:
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(data, dict) or data.get("version") != self.VERSION:
+            return {}
+        entries = data.get("entries")
+        return entries if isinstance(entries, dict) else {}

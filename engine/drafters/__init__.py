@@ -1,0 +1,1 @@
+"""Sources of drafts. Every drafter lives the same life: begin, draft, accept, truncate, close."""

@@ -1,0 +1,102 @@
+"""The life every drafter lives, and what it is asked."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from engine.types import Draft
+
+KeepDrafting = Callable[[Sequence[float], float], bool]
+"""Asked after each drafted token: its probability and those before it, and the entropy (nats) of its distribution."""
+
+
+def always(_probabilities: Sequence[float], _entropy: float) -> bool:
+    """Draft on until the limit."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What one drafter is asked to guess."""
+
+    path: tuple[int, ...]
+    """Tokens assumed to follow the committed ones; the draft continues after them."""
+    max_tokens: int
+    keep_drafting: KeepDrafting
+    cancel: threading.Event
+    """Set to end the draft after the token in hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How often a drafter's own next-token guess was what the target committed."""
+
+    hits: int = 0
+    scored: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.hits + other.hits, self.scored + other.scored)
+
+
+class Drafter(ABC):
+    """Guesses the tokens after the committed ones.
+
+    All methods are called by the thread that runs the session, one at a time; between `start` and the completion of
+    its future no other method is called.
+    """
+
+    name: str
+    is_free: bool
+    """Whether drafting costs no model pass, so that it may always be asked."""
+
+    @abstractmethod
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Replace the committed tokens; what was learnt about a common prefix is kept."""
+
+    @abstractmethod
+    def start(self, request: DraftRequest) -> Future[Draft]:
+        """Begin to draft; the future's draft is empty when the drafter abstains."""
+
+    @abstractmethod
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Hear which tokens were committed, whoever proposed them."""
+
+    @abstractmethod
+    def truncate(self, length: int) -> None:
+        """Forget the committed tokens from `length` on."""
+
+    def take_score(self) -> Score:
+        """How its guesses fared since the last call."""
+        return Score()
+
+    @property
+    def behind_tokens(self) -> int:
+        """Committed tokens it must still read before it can draft."""
+        return 0
+
+    def start_catch_up(self, max_tokens: int, cancel: threading.Event) -> Future[int] | None:
+        """Read up to `max_tokens` of the committed tokens; None when there is nothing to read."""
+        return None
+
+    def start_look_ahead(self, request: DraftRequest) -> Future[Draft] | None:
+        """Draft beyond tokens that are still being verified; None where running ahead has no use."""
+        return None
+
+    @property
+    def used_look_ahead_tokens(self) -> int:
+        """Look-ahead tokens that the last draft took over instead of computing them."""
+        return 0
+
+    def close(self) -> None:  # noqa: B027 - most drafters own nothing native
+        """Free everything; the drafter is not used again."""
+
+
+def finished(draft: Draft) -> Future[Draft]:
+    """A future that already has its draft."""
+    future: Future[Draft] = Future()
+    future.set_result(draft)
+    return future

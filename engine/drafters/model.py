@@ -1,0 +1,286 @@
+"""A drafter that is itself a language model: a second GGUF file, or a derived copy of the target.
+
+It keeps its own mirror of the committed tokens in its own context, owned by its own thread. What it drafts beyond
+them stays in the mirror: if the target commits the same tokens, they need not be read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.config import KvType, ModelPlacement
+from engine.drafters.base import Drafter, DraftRequest, Score
+from engine.runtime.context import Context, ContextSettings, PassCancelled, Run
+from engine.runtime.model import LoadProgress, Model
+from engine.runtime.vocabulary import Vocabulary, check_compatible
+from engine.types import Draft
+
+SCORED_CATCH_UP_TOKENS = 16
+"""A catch-up of at most this many tokens is scored on each of them; a longer one reads for speed."""
+
+
+class Prediction(NamedTuple):
+    """The most probable next token, its probability, and the entropy of the distribution in nats."""
+
+    token: int
+    probability: float
+    entropy: float
+
+
+def predict(logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Prediction:
+    """Greedy prediction from one row of logits, shape (vocabulary,)."""
+    token = int(logits.argmax())
+    shifted = logits - logits[token]
+    weights = np.exp(shifted)
+    total = float(weights.sum())
+    entropy = float(np.log(total)) - float(weights @ np.maximum(shifted, -1e4)) / total
+    return Prediction(token, 1.0 / total, max(0.0, entropy))
+
+
+@dataclass(slots=True)
+class Mirror:
+    """One sequence of the drafter's context, and the drafter's prediction after each of its tokens where it has one."""
+
+    sequence: int
+    tokens: list[int]
+    predictions: list[Prediction | None]
+
+
+class ModelDrafter(Drafter):
+    """Owns a model, its context and the thread that runs them."""
+
+    is_free = False
+
+    def __init__(self, name: str, model: Model, context: Context, executor: ThreadPoolExecutor) -> None:
+        """Use `load` instead: the context must be made in the executor's thread."""
+        self.name = name
+        self.model = model
+        self._context = context
+        self._executor = executor
+        self._committed: list[int] = []
+        self._mirror = Mirror(context.allocate(), [], [])
+        self._branch: Mirror | None = None
+        self._known = 0
+        """Leading mirror tokens already found equal to the committed ones."""
+        self._scored = 0
+        self._score = Score()
+        self._used_look_ahead_tokens = 0
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        name: str,
+        target: Vocabulary,
+        *,
+        placement: ModelPlacement,
+        context_tokens: int,
+        progress: LoadProgress | None = None,
+        cancel: threading.Event | None = None,
+    ) -> ModelDrafter:
+        """Load a GGUF file as a drafter for `target`.
+
+        Raises:
+            ModelFileError: the file cannot be used.
+            IncompatibleDrafter: its vocabulary is not the target's.
+        """
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"drafter-{name}")
+
+        def build() -> ModelDrafter:
+            model = Model(path, gpu_layers=placement.gpu_layers, progress=progress, cancel=cancel)
+            try:
+                check_compatible(target, model.vocabulary, name)
+                # Drafts need no exactness, so the cache has the fastest format.
+                settings = ContextSettings(
+                    context_tokens=context_tokens,
+                    kv_type=KvType.F16,
+                    threads=placement.threads,
+                    max_outputs=SCORED_CATCH_UP_TOKENS,
+                )
+                return cls(name, model, Context(model, settings), executor)
+            except BaseException:
+                model.close()
+                raise
+
+        try:
+            return executor.submit(build).result()
+        except BaseException:
+            executor.shutdown()
+            raise
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._committed = list(tokens)
+        self._known = self._scored = 0
+        for ours, theirs in zip(self._mirror.tokens, self._committed, strict=False):
+            if ours != theirs:
+                break
+            self._known += 1
+        self._scored = len(self._committed)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        self._committed.extend(tokens)
+
+    def truncate(self, length: int) -> None:
+        del self._committed[length:]
+        self._known = min(self._known, length)
+        self._scored = min(self._scored, length)
+
+    def take_score(self) -> Score:
+        score, self._score = self._score, Score()
+        return score
+
+    @property
+    def behind_tokens(self) -> int:
+        return len(self._committed) - self._known
+
+    @property
+    def used_look_ahead_tokens(self) -> int:
+        return self._used_look_ahead_tokens
+
+    def start(self, request: DraftRequest) -> Future[Draft]:
+        return self._executor.submit(self._draft, request)
+
+    def start_look_ahead(self, request: DraftRequest) -> Future[Draft]:
+        return self._executor.submit(self._look_ahead, request)
+
+    def start_catch_up(self, max_tokens: int, cancel: threading.Event) -> Future[int] | None:
+        if not self.behind_tokens:
+            return None
+        return self._executor.submit(self._catch_up, max_tokens, cancel)
+
+    def close(self) -> None:
+        self._executor.submit(self.model.close).result()
+        self._executor.shutdown()
+
+    # Everything below runs in the drafter's own thread.
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        goal = [*self._committed, *request.path]
+        ahead = self._settle_branch(goal)
+        try:
+            if not self._read(self._mirror, goal, len(goal), request.cancel):
+                return Draft(self.name)
+        finally:
+            self._learn_score()
+        draft = self._continue(self._mirror, len(goal), request)
+        self._used_look_ahead_tokens = min(ahead, len(draft))
+        return draft
+
+    def _look_ahead(self, request: DraftRequest) -> Draft:
+        """Draft on a copy of the mirror, which the next `_draft` keeps if the verdict agrees with it."""
+        goal = [*self._committed, *request.path]
+        self._drop_branch()
+        mirror = self._mirror
+        branch = Mirror(self._context.copy(mirror.sequence), mirror.tokens.copy(), mirror.predictions.copy())
+        self._branch = branch
+        if not self._read(branch, goal, len(goal), request.cancel):
+            return Draft(self.name)
+        return self._continue(branch, len(goal), request)
+
+    def _catch_up(self, max_tokens: int, cancel: threading.Event) -> int:
+        self._drop_branch()
+        before = self._match(self._mirror, self._committed)
+        self._read(self._mirror, self._committed, min(len(self._committed), before + max_tokens), cancel)
+        self._learn_score()
+        return self._known - before
+
+    def _settle_branch(self, goal: list[int]) -> int:
+        """Promote the look-ahead branch if the target went its way, drop it if not; returns tokens it is ahead by."""
+        branch = self._branch
+        if branch is None:
+            return 0
+        if branch.tokens[: len(goal)] != goal:
+            self._drop_branch()
+            return 0
+        self._branch = None
+        self._context.free(self._mirror.sequence)
+        self._mirror = branch
+        return len(branch.tokens) - len(goal) + 1
+
+    def _drop_branch(self) -> None:
+        if self._branch is not None:
+            self._context.free(self._branch.sequence)
+            self._branch = None
+
+    def _match(self, mirror: Mirror, goal: list[int]) -> int:
+        """Leading tokens that mirror and goal share, counted on from where the mirror is known to agree."""
+        matched = min(self._known, len(mirror.tokens), len(goal))
+        limit = min(len(mirror.tokens), len(goal))
+        while matched < limit and mirror.tokens[matched] == goal[matched]:
+            matched += 1
+        return matched
+
+    def _read(self, mirror: Mirror, goal: list[int], length: int, cancel: threading.Event) -> bool:
+        """Make the mirror hold `goal[:length]` with a prediction after it; False when cancelled or out of room."""
+        if length + 1 > self._context.context_tokens:
+            return False
+        matched = self._match(mirror, goal[:length])
+        if matched == length and mirror.predictions[length - 1] is None:
+            matched -= 1
+        if matched < min(length, len(mirror.tokens)):
+            self._truncate(mirror, matched)
+        missing = goal[len(mirror.tokens) : length] if len(mirror.tokens) < length else []
+        is_short = len(missing) <= SCORED_CATCH_UP_TOKENS
+        try:
+            for start in range(0, len(missing), self._context.settings.batch_tokens):
+                chunk = missing[start : start + self._context.settings.batch_tokens]
+                self._feed(mirror, chunk, outputs=len(chunk) if is_short else 1, cancel=None if is_short else cancel)
+        except PassCancelled:
+            return False
+        finally:
+            if mirror is self._mirror:
+                self._known = min(self._match(mirror, goal), len(self._committed))
+        return True
+
+    def _continue(self, mirror: Mirror, position: int, request: DraftRequest) -> Draft:
+        """Draft after the first `position` tokens; predictions already in the mirror are taken over."""
+        tokens: list[int] = []
+        probabilities: list[float] = []
+        while len(tokens) < request.max_tokens:
+            prediction = mirror.predictions[position - 1]
+            assert prediction is not None
+            tokens.append(prediction.token)
+            probabilities.append(prediction.probability)
+            if len(tokens) == request.max_tokens or request.cancel.is_set():
+                break
+            if not request.keep_drafting(probabilities, prediction.entropy):
+                break
+            if position + 1 > self._context.context_tokens - 1:
+                break
+            if len(mirror.tokens) > position and mirror.tokens[position] != prediction.token:
+                self._truncate(mirror, position)
+            if len(mirror.tokens) == position:
+                self._feed(mirror, [prediction.token], outputs=1, cancel=None)
+            elif mirror.predictions[position] is None:
+                break
+            position += 1
+        return Draft(self.name, tuple(tokens), tuple(probabilities))
+
+    def _feed(self, mirror: Mirror, tokens: list[int], outputs: int, cancel: threading.Event | None) -> None:
+        self._context.decode([Run(mirror.sequence, tokens, outputs)], cancel)
+        mirror.tokens.extend(tokens)
+        mirror.predictions.extend([None] * (len(tokens) - outputs))
+        mirror.predictions.extend(predict(row) for row in self._context.logits())
+
+    def _truncate(self, mirror: Mirror, length: int) -> None:
+        self._context.truncate(mirror.sequence, length)
+        kept = self._context.length(mirror.sequence)
+        del mirror.tokens[kept:], mirror.predictions[kept:]
+
+    def _learn_score(self) -> None:
+        """Compare the predictions made along the way with what was committed."""
+        hits = scored = 0
+        for position in range(max(self._scored, 1), min(len(self._committed), len(self._mirror.predictions) + 1)):
+            prediction = self._mirror.predictions[position - 1]
+            if prediction is not None:
+                scored += 1
+                hits += prediction.token == self._committed[position]
+        self._scored = max(self._scored, min(len(self._committed), len(self._mirror.predictions) + 1))
+        self._score += Score(hits, scored)
