@@ -247,7 +247,7 @@ class Timings:
     decode_ms: float = 0.0
     time_to_first_token_ms: float = 0.0
     tokens_per_second: float = 0.0
-    """Emitted tokens after the first ÷ decode time: the first one belongs to the prefill."""
+    """Emitted tokens ÷ decode time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ WEIGHT_FLOOR = 0.05
 def vote(drafts: Sequence[Draft], weights: Mapping[str, float]) -> VotedDraft:
     """Merge the drafts into a prefix tree and walk down the heaviest child.
 
-    A node weighs the sum of the weights of the drafts that pass through it. Equal nodes are told apart by their heaviest
-    drafter, then by the order of the drafts. Empty drafts abstain.
+    A node weighs the sum of the weights of the drafts that pass through it. Equal nodes are told apart by their
+    heaviest drafter, then by the order of the drafts. Empty drafts abstain.
     """
     alive = [draft for draft in drafts if draft.tokens]
     participants = alive

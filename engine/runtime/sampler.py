@@ -68,7 +68,7 @@ class Sampler:
         """Token matching: accept the draft while each token equals the target's own choice.
 
         Args:
-            context: Its last pass produced a row for every token: one after the pending token, one after each draft token.
+            context: Its last pass produced a row for the pending token and for each draft token.
             draft: The draft's tokens.
             first_output: The pending token's place in that pass.
 

@@ -52,12 +52,12 @@ class Vocabulary:
             room = -count
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; special tokens are spelled out. A character may span several tokens."""
+        """The bytes a token shows as; control tokens show as nothing. A character may span several tokens."""
         lib = native().lib
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            count = lib.llama_token_to_piece(self._handle, token, buffer, room, 0, True)
+            count = lib.llama_token_to_piece(self._handle, token, buffer, room, 0, False)
             if count >= 0:
                 return buffer.raw[:count]
             room = -count

@@ -1,0 +1,238 @@
+"""Asking the drafters: each alone and then a vote, or a vote on every token; and letting them run ahead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from engine.config import VoteMode
+from engine.cost import CostModel
+from engine.drafters.base import Drafter, DraftRequest, KeepDrafting, Score, always
+from engine.errors import QuorumError
+from engine.types import Draft, VotedDraft
+from engine.vote import vote
+
+KeepFor = Callable[[str], KeepDrafting]
+"""The length rule's question, for a named drafter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """The outcome of drafting."""
+
+    voted: VotedDraft
+    proposals: Mapping[str, int]
+    """Tokens each participating drafter proposed."""
+    draft_ms: float
+    vote_ms: float
+    taken_over_tokens: int = 0
+    """Look-ahead tokens that became part of the drafts."""
+
+
+@dataclass(slots=True)
+class LookAheadRun:
+    """Drafters running ahead of the target."""
+
+    futures: dict[str, Future[Draft]]
+    stop: threading.Event
+
+    def finish(self) -> list[Draft]:
+        """Stop the drafters after the token in hand; what they have."""
+        self.stop.set()
+        return [future.result() for future in self.futures.values()]
+
+
+class Panel:
+    """All drafters of a set, in the order in which they were named. A drafter that fails leaves the panel."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = {drafter.name: drafter for drafter in drafters}
+        self.failures: dict[str, str] = {}
+        """Why drafters that left did so."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._drafters)
+
+    @property
+    def free(self) -> tuple[Drafter, ...]:
+        return tuple(drafter for drafter in self._working() if drafter.is_free)
+
+    @property
+    def models(self) -> tuple[Drafter, ...]:
+        return tuple(drafter for drafter in self._working() if not drafter.is_free)
+
+    def _working(self) -> list[Drafter]:
+        return [drafter for drafter in self._drafters.values() if drafter.name not in self.failures]
+
+    def named(self, names: Sequence[str]) -> list[Drafter]:
+        """The working drafters among `names`."""
+        return [self._drafters[name] for name in names if name not in self.failures]
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        for drafter in self._working():
+            drafter.begin(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        for drafter in self._working():
+            drafter.accept(tokens)
+
+    def take_scores(self) -> dict[str, Score]:
+        return {drafter.name: drafter.take_score() for drafter in self._working()}
+
+    def ask(self, drafters: Sequence[Drafter], request: Callable[[Drafter], DraftRequest]) -> list[Draft]:
+        """Let drafters draft at the same time; one that fails abstains and is not asked again."""
+        futures = [(drafter.name, drafter.start(request(drafter))) for drafter in drafters]
+        return [self._result(name, future) for name, future in futures]
+
+    def _result(self, name: str, future: Future[Draft]) -> Draft:
+        try:
+            return future.result()
+        except QuorumError as error:
+            self.failures[name] = str(error)
+            return Draft(name)
+
+    def hint(self, length: int, cancel: threading.Event) -> list[Draft]:
+        """What the free drafters say, before anything is planned."""
+        if length == 0:
+            return []
+        request = DraftRequest((), length, always, cancel)
+        return self.ask(self.free, lambda _drafter: request)
+
+    def catch_up(self, names: Sequence[str], max_tokens: int, cost: CostModel, cancel: threading.Event) -> None:
+        """Let drafters read a slice of what they are behind by."""
+        for drafter in self.named(names):
+            started = time.perf_counter()
+            future = drafter.start_catch_up(max_tokens, cancel)
+            if future is None:
+                continue
+            try:
+                read = future.result()
+            except QuorumError as error:
+                self.failures[drafter.name] = str(error)
+                continue
+            cost.observe_read(drafter.name, read, (time.perf_counter() - started) * 1e3)
+
+    def start_look_ahead(self, names: Sequence[str], path: tuple[int, ...], max_tokens: int) -> LookAheadRun | None:
+        """Let drafters draft beyond a path that is being verified; None when nobody can."""
+        stop = threading.Event()
+        request = DraftRequest(path, max_tokens, always, stop)
+        futures = {drafter.name: drafter.start_look_ahead(request) for drafter in self.named(names)}
+        running = {name: future for name, future in futures.items() if future is not None}
+        return LookAheadRun(running, stop) if running else None
+
+
+class Drafting(ABC):
+    """A way to arrive at one voted draft."""
+
+    def __init__(self, panel: Panel, cost: CostModel) -> None:
+        self._panel = panel
+        self._cost = cost
+
+    @abstractmethod
+    def draft(
+        self,
+        names: Sequence[str],
+        length: int,
+        hint: Sequence[Draft],
+        weights: Mapping[str, float],
+        keep: KeepFor,
+        cancel: threading.Event,
+    ) -> Ballot:
+        """Draft and vote.
+
+        Args:
+            names: The model drafters that take part; free drafters always do.
+            length: Most tokens to draft.
+            hint: What the free drafters have already said.
+            weights: Voting weights by drafter.
+            keep: The length rule's question.
+            cancel: Set to end early with what there is.
+        """
+
+
+class DraftApart(Drafting):
+    """Every drafter drafts its own chain at the same time; then one vote over the prefix tree."""
+
+    def draft(
+        self,
+        names: Sequence[str],
+        length: int,
+        hint: Sequence[Draft],
+        weights: Mapping[str, float],
+        keep: KeepFor,
+        cancel: threading.Event,
+    ) -> Ballot:
+        started = time.perf_counter()
+        drafters = self._panel.named(names)
+        drafts = self._panel.ask(drafters, lambda drafter: DraftRequest((), length, keep(drafter.name), cancel))
+        drafted = time.perf_counter()
+        taken_over = sum(drafter.used_look_ahead_tokens for drafter in drafters)
+        draft_ms = (drafted - started) * 1e3
+        if drafts and not taken_over and not cancel.is_set():
+            self._cost.observe_draft(names, max(map(len, drafts)), draft_ms)
+        drafts = [*drafts, *hint]
+        voted = vote(drafts, weights)
+        proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
+        return Ballot(voted, proposals, draft_ms, (time.perf_counter() - drafted) * 1e3, taken_over)
+
+
+class DraftTogether(Drafting):
+    """Lock-step: all drafters propose one token, the vote picks it, and all go on from there."""
+
+    def draft(
+        self,
+        names: Sequence[str],
+        length: int,
+        hint: Sequence[Draft],
+        weights: Mapping[str, float],
+        keep: KeepFor,
+        cancel: threading.Event,
+    ) -> Ballot:
+        drafters = [*self._panel.named(names), *self._panel.free]
+        steps: list[VotedDraft] = []
+        probabilities: list[float] = []
+        proposals: dict[str, int] = {}
+        draft_ms = vote_ms = 0.0
+        taken_over = 0
+        while len(steps) < length and not cancel.is_set():
+            started = time.perf_counter()
+            path = tuple(step.tokens[0] for step in steps)
+            request = DraftRequest(path, 1, always, cancel)
+            drafts = self._panel.ask(drafters, lambda _drafter, request=request: request)  # type: ignore[misc]
+            drafted = time.perf_counter()
+            chosen = vote(drafts, weights)
+            draft_ms += (drafted - started) * 1e3
+            vote_ms += (time.perf_counter() - drafted) * 1e3
+            if not chosen.tokens:
+                break
+            taken_over += sum(drafter.used_look_ahead_tokens for drafter in drafters)
+            for draft in drafts:
+                if draft.tokens:
+                    proposals[draft.source] = proposals.get(draft.source, 0) + 1
+            steps.append(chosen)
+            probabilities.append(chosen.probabilities[0])
+            if not keep(chosen.winner)(probabilities, 0.0):
+                break
+        if names and not taken_over and not cancel.is_set():
+            self._cost.observe_draft(names, len(steps), draft_ms)
+        if not steps:
+            return Ballot(VotedDraft(), proposals, draft_ms, vote_ms)
+        voted = VotedDraft(
+            tokens=tuple(step.tokens[0] for step in steps),
+            probabilities=tuple(probabilities),
+            agreement=tuple(step.agreement[0] for step in steps),
+            proposers=tuple(step.proposers[0] for step in steps),
+            winner=steps[0].winner,
+            match_length=steps[0].match_length,
+        )
+        return Ballot(voted, proposals, draft_ms, vote_ms, taken_over)
+
+
+def make_drafting(mode: VoteMode, panel: Panel, cost: CostModel) -> Drafting:
+    """The drafting that a vote mode names."""
+    return DraftTogether(panel, cost) if mode is VoteMode.COLLECTIVE else DraftApart(panel, cost)

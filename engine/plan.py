@@ -1,0 +1,269 @@
+"""What the next step does: which model drafters run, how far, whether they run ahead, and who catches up.
+
+`FullPlanner` uses every drafter always; it serves the comparison policies. `AutoPlanner` weighs drafter sets by what
+steps with them really brought and took, takes the best by tokens − pace · time, and spends at most a fixed share of
+its time on trying the others. Plain decoding is always among the choices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.acceptance import AcceptanceModel
+from engine.config import LookAhead
+from engine.cost import CostModel
+from engine.length import LONGEST_DRAFT, AutoLength, LengthRule
+from engine.types import VotedDraft
+
+READY_BEHIND_TOKENS = 32
+"""A drafter that is behind by no more reads it as part of drafting."""
+CATCH_UP_SLICE_TOKENS = 128
+"""A drafter further behind reads this much in one step, so that tokens keep coming."""
+PROBE_SHARE = 0.02
+"""At most this share of time goes into trying what is not believed best."""
+FIRST_CREDIT_MS = 100.0
+MOST_CREDIT_MS = 1000.0
+ARM_MEMORY = 0.96
+ARM_PRIOR_STEPS = 2.0
+SWITCH_MARGIN_TOKENS = 0.03
+"""A challenger must be better by this much per step; it stops flapping between equals."""
+EXPECTED_ANSWER_TOKENS = 200
+"""Assumed where no limit is set, when deciding whether reading a prompt repays a drafter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known when a step is planned."""
+
+    context_tokens: int
+    room_tokens: int
+    """Most tokens that may still be drafted: limits of the answer and of the context."""
+    emitted_tokens: int
+    remaining_tokens: int | None
+    """Tokens until the answer's limit; None without one."""
+    hint: VotedDraft
+    """What the free drafters say."""
+    behind_tokens: Mapping[str, int]
+    """For each model drafter in working order, the committed tokens it has yet to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step's decisions."""
+
+    drafters: tuple[str, ...]
+    """Model drafters that draft."""
+    length: int
+    """Most tokens to draft."""
+    look_ahead: bool
+    catch_up: tuple[str, ...]
+    """Model drafters that read a slice of what they are behind by."""
+    reason: str
+    bucket: int = 0
+    is_probe: bool = False
+
+
+class Planner(ABC):
+    """Plans steps and learns from what they brought."""
+
+    @abstractmethod
+    def plan(self, situation: Situation) -> Plan:
+        """Decide the next step."""
+
+    def learn(self, plan: Plan, emitted: int, step_ms: float) -> None:  # noqa: B027 - a fixed plan learns nothing
+        """Hear what a planned step emitted, and its time without catching up."""
+
+
+class FullPlanner(Planner):
+    """Every drafter, always, as far as the length rule says."""
+
+    def __init__(self, rule: LengthRule, look_ahead: LookAhead) -> None:
+        self._rule = rule
+        self._look_ahead = look_ahead is LookAhead.ON
+
+    def plan(self, situation: Situation) -> Plan:
+        length = min(self._rule.limit(), situation.room_tokens)
+        if length == 0:
+            return Plan((), 0, False, (), "no draft")
+        ready, late = _by_readiness(situation)
+        late = late if situation.emitted_tokens else ()
+        return Plan(ready, length, self._look_ahead and bool(ready), late, f"length {length} by rule")
+
+
+def _by_readiness(situation: Situation) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    behind = situation.behind_tokens
+    ready = tuple(name for name, tokens in behind.items() if tokens <= READY_BEHIND_TOKENS)
+    late = tuple(name for name, tokens in behind.items() if tokens > READY_BEHIND_TOKENS)
+    return ready, late
+
+
+@dataclass(slots=True)
+class Arm:
+    """What steps with one choice brought and took, with forgetting."""
+
+    steps: float
+    tokens: float
+    time_ms: float
+    last_tried: int = 0
+
+    def value(self, pace: float) -> float:
+        """Expected tokens − pace · time of one step."""
+        return (self.tokens - pace * self.time_ms) / self.steps
+
+    def learn(self, tokens: int, elapsed_ms: float) -> None:
+        self.steps = self.steps * ARM_MEMORY + 1
+        self.tokens = self.tokens * ARM_MEMORY + tokens
+        self.time_ms = self.time_ms * ARM_MEMORY + elapsed_ms
+
+
+Choice = tuple[tuple[str, ...], bool]
+"""Model drafters, and whether they run ahead."""
+
+
+class AutoPlanner(Planner):
+    """Chooses among drafter sets by measured value; one instance serves all answers of a loaded set."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        cost: CostModel,
+        acceptance: AcceptanceModel,
+        rule: AutoLength,
+        look_ahead: LookAhead,
+        *,
+        runs_apart: bool,
+    ) -> None:
+        """Args:
+        names: All model drafters.
+        look_ahead: Whether running ahead is a choice, the only one, or none.
+        runs_apart: Whether drafters have a processor of their own, so that running ahead is likely to pay.
+        """
+        self._cost = cost
+        self._acceptance = acceptance
+        self._rule = rule
+        self._runs_apart = runs_apart
+        self._choices = [((), False), *_choices(names, look_ahead)]
+        self._arms: dict[tuple[Choice, int], Arm] = {}
+        self._chosen: dict[int, Choice] = {}
+        self._credit_ms = FIRST_CREDIT_MS
+        self._steps = 0
+
+    def plan(self, situation: Situation) -> Plan:
+        self._steps += 1
+        context_tokens = situation.context_tokens
+        pace = self._rule.pace(context_tokens)
+        bucket = self._bucket(situation.hint)
+        ready, late = _by_readiness(situation)
+        available = [choice for choice in self._choices if set(choice[0]) <= set(ready)]
+        values = {choice: self._arm(choice, bucket, situation, pace).value(pace) for choice in available}
+        best = max(values, key=values.__getitem__)
+        usual = self._chosen.get(bucket, best)
+        if usual in values and values[best] < values[usual] + SWITCH_MARGIN_TOKENS:
+            best = usual
+        self._chosen[bucket] = best
+        length = min(LONGEST_DRAFT, situation.room_tokens)
+        catch_up = self._worth_catching_up(situation, late, pace) if situation.emitted_tokens else ()
+        probe = self._probe(values, best, bucket, situation, pace)
+        names, look_ahead = probe or best
+        return Plan(
+            drafters=names if length else (),
+            length=length,
+            look_ahead=look_ahead and length > 0,
+            catch_up=catch_up,
+            reason=self._reason(names, is_probe=probe is not None),
+            bucket=bucket,
+            is_probe=probe is not None,
+        )
+
+    def learn(self, plan: Plan, emitted: int, step_ms: float) -> None:
+        self._credit_ms = min(self._credit_ms + PROBE_SHARE * step_ms, MOST_CREDIT_MS)
+        arm = self._arms.get(((plan.drafters, plan.look_ahead), plan.bucket))
+        if arm is not None:
+            arm.learn(emitted, step_ms)
+            arm.last_tried = self._steps
+
+    def _bucket(self, hint: VotedDraft) -> int:
+        """How promising the free draft is: 0 nothing, 1 something, 2 several tokens likely."""
+        expected, survival = 0.0, 1.0
+        for probability in self._acceptance.voted(hint):
+            survival *= probability
+            expected += survival
+        return 0 if expected < 0.4 else 1 if expected < 2 else 2
+
+    def _arm(self, choice: Choice, bucket: int, situation: Situation, pace: float) -> Arm:
+        arm = self._arms.get((choice, bucket))
+        if arm is None:
+            tokens, elapsed_ms = self._foresee(choice, bucket, situation.context_tokens, pace)
+            steps = ARM_PRIOR_STEPS
+            arm = self._arms[choice, bucket] = Arm(steps, steps * tokens, steps * elapsed_ms)
+        return arm
+
+    def _foresee(self, choice: Choice, bucket: int, context_tokens: int, pace: float) -> tuple[float, float]:
+        """Tokens and time of a step nobody has tried yet, from cost curves and mean acceptance."""
+        names, look_ahead = choice
+        verify = self._cost.curve(context_tokens, LONGEST_DRAFT + 1)
+        free_tokens = (0.0, 0.8, 3.0)[bucket]
+        draft_ms = self._cost.draft_ms(names)
+        if look_ahead:
+            # Hidden behind the pass when the processors differ; in each other's way when they are the same.
+            draft_ms *= 0.3 if self._runs_apart else 1.5
+        mean = self._acceptance.mean(names) if names else 0.0
+        best = (1 + free_tokens, verify[round(free_tokens)] + self._cost.overhead_ms)
+        gained, survival = 0.0, 1.0
+        for length in range(1, LONGEST_DRAFT + 1 if names else 1):
+            survival *= mean
+            gained += survival
+            tokens = 1 + max(gained, free_tokens)
+            elapsed_ms = verify[length] + length * draft_ms + self._cost.overhead_ms
+            if length == 1 or tokens - pace * elapsed_ms > best[0] - pace * best[1]:
+                best = (tokens, elapsed_ms)
+        return best
+
+    def _worth_catching_up(self, situation: Situation, late: Sequence[str], pace: float) -> tuple[str, ...]:
+        """The late drafter whose reading is repaid soonest, if the rest of the answer repays it at all."""
+        remaining = situation.remaining_tokens
+        if remaining is None:
+            remaining = max(EXPECTED_ANSWER_TOKENS - situation.emitted_tokens, EXPECTED_ANSWER_TOKENS // 4)
+        best: tuple[float, tuple[str, ...]] = (0.0, ())
+        for name in late:
+            arm = self._arm(((name,), False), 0, situation, pace)
+            saved_ms = remaining * (1 / pace - arm.time_ms / arm.tokens)
+            profit_ms = saved_ms - situation.behind_tokens[name] * self._cost.read_ms(name)
+            best = max(best, (profit_ms, (name,)))
+        return best[1]
+
+    def _probe(
+        self, values: Mapping[Choice, float], best: Choice, bucket: int, situation: Situation, pace: float
+    ) -> Choice | None:
+        """Another choice whose turn it is to be tried, when the saved-up time allows."""
+        others = [choice for choice in values if choice != best and choice[0]]
+        if not others or situation.room_tokens == 0:
+            return None
+        choice = min(others, key=lambda other: (self._arms[other, bucket].last_tried, -values[other]))
+        loss_ms = max(values[best] - values[choice], 0.0) / pace
+        loss_ms += sum(situation.behind_tokens[name] * self._cost.read_ms(name) for name in choice[0])
+        loss_ms = max(loss_ms, 1.0)
+        if loss_ms > self._credit_ms:
+            return None
+        self._credit_ms -= loss_ms
+        return choice
+
+    def _reason(self, names: Sequence[str], *, is_probe: bool) -> str:
+        if is_probe:
+            return f"trying {', '.join(names)} again"
+        if names:
+            return f"{', '.join(names)} bring the most tokens per second"
+        return "model drafters cost more than they save here"
+
+
+def _choices(names: Sequence[str], look_ahead: LookAhead) -> list[Choice]:
+    """All subsets of up to three drafters; of more, each alone and all together."""
+    if len(names) <= 3:
+        sets = [subset for size in range(1, len(names) + 1) for subset in itertools.combinations(names, size)]
+    else:
+        sets = [*((name,) for name in names), tuple(names)]
+    ways = {LookAhead.AUTO: (False, True), LookAhead.ON: (True,), LookAhead.OFF: (False,)}[look_ahead]
+    return [(subset, way) for subset in sets for way in ways]

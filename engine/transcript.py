@@ -1,0 +1,49 @@
+"""Which tokens stand for which part of a conversation, so that an answer's ids are never made anew from its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of rendered conversation and its tokens."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+class Transcript:
+    """The pieces of the conversation last rendered, in order."""
+
+    def __init__(self, tokenize: Callable[[str, bool], list[int]]) -> None:
+        """Args:
+        tokenize: Text to tokens; the flag says whether the text begins the sequence.
+        """
+        self._tokenize = tokenize
+        self._pieces: list[Piece] = []
+
+    def encode(self, rendered: str) -> list[int]:
+        """Tokens of a rendered conversation; parts that were seen before keep the tokens they had."""
+        kept: list[Piece] = []
+        position = 0
+        for piece in self._pieces:
+            text = piece.text
+            if not rendered.startswith(text, position):
+                # Some templates strip the white space around an answer.
+                text = text.strip()
+                if not text or not rendered.startswith(text, position):
+                    break
+            kept.append(piece)
+            position += len(text)
+        rest = rendered[position:]
+        if rest:
+            kept.append(Piece(rest, tuple(self._tokenize(rest, position == 0))))
+        self._pieces = kept
+        return [token for piece in kept for token in piece.tokens]
+
+    def record_answer(self, text: str, tokens: Sequence[int]) -> None:
+        """Remember the tokens of the answer to what was last encoded."""
+        if text:
+            self._pieces.append(Piece(text, tuple(tokens)))
