@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ _MIDDLE_LAYERS = (14 / 30, 22 / 30)
 """Where a layer is missed least, as a share of the depth."""
 _ONE_LAYER_UP_TO = 32
 """Deeper targets can spare two layers."""
+_MAX_NAMED_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,11 @@ def derive(
     facts = read_header(target)
     target_sha256 = sha256_of(target, report, cancel)
     quantisation = facts.quantisation if file_type is None else file_type.name.removeprefix("MOSTLY_")
+    for known in all_derived():
+        if (known.target_sha256, known.dropped_layers, known.quantisation) == (target_sha256, layers, quantisation):
+            return known
     name = "-".join([_stem(target, facts.quantisation), *_without(layers), quantisation])
     path = derived_folder() / target_sha256 / f"{name}.gguf"
-    known = _read_sidecar(path.with_suffix(".json"))
-    if known is not None:
-        return known
     write_copy(target, path, layers, file_type, report, cancel)
     made = DerivedModel(
         name=name,
@@ -90,7 +92,7 @@ def derive(
         dropped_layers=layers,
         quantisation=quantisation,
     )
-    write_json(path.with_suffix(".json"), asdict(made))
+    write_json(_sidecar(path), asdict(made))
     return made
 
 
@@ -115,13 +117,13 @@ def list_derived(target: Path) -> tuple[DerivedModel, ...]:
 
 def all_derived() -> tuple[DerivedModel, ...]:
     """Every derived copy in the cache folder, whatever became of its target."""
-    found = (_read_sidecar(path) for path in sorted(derived_folder().glob("*/*.json")))
+    found = (_read_sidecar(path) for path in sorted(derived_folder().glob("*/*.gguf.json")))
     return tuple(model for model in found if model is not None)
 
 
 def remove_derived(model: DerivedModel) -> None:
     """Delete a copy, what is beside it, and its folder when nothing else is in it."""
-    remove(model.path.with_suffix(".json"))
+    remove(model._sidecar(path))
     remove(model.path)
     if model.path.parent.is_dir() and not any(model.path.parent.iterdir()):
         model.path.parent.rmdir()
@@ -208,9 +210,17 @@ def _stem(target: Path, quantisation: str) -> str:
 
 
 def _without(layers: tuple[int, ...]) -> list[str]:
+    """What a name says about left-out layers; a long list is told by its length and a checksum."""
     if not layers:
         return []
-    return ["without-" + "-".join(map(str, layers))]
+    numbers = "-".join(map(str, layers))
+    if len(layers) > _MAX_NAMED_LAYERS:
+        return [f"without-{len(layers)}-layers-{zlib.crc32(numbers.encode()):08x}"]
+    return [f"without-{numbers}"]
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
 
 
 def _read_sidecar(path: Path) -> DerivedModel | None:

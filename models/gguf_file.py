@@ -87,9 +87,9 @@ def split_paths(path: Path) -> tuple[Path, ...]:
     match = _SPLIT_NAME.match(path.name)
     if match is None:
         return (path,)
-    count = min(int(match["count"]), 9999)
+    count = match["count"]
     return tuple(
-        path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}{path.suffix}") for number in range(1, count + 1)
+        path.with_name(f"{match['stem']}-{number:05d}-of-{count}{path.suffix}") for number in range(1, int(count) + 1)
     )
 
 
@@ -130,7 +130,8 @@ class _Header:
         architecture = self._text("general.architecture")
         if not architecture:
             raise self._damaged("it does not name its architecture")
-        parts = max(1, self._number("split.count"))
+        split_count = max(1, self._number("split.count"))
+        parts = split_paths(self.path) if split_count > 1 else (self.path,)
         return GgufFacts(
             path=self.path,
             size_bytes=self.size_bytes,
@@ -144,8 +145,8 @@ class _Header:
             parameter_count=self.parameter_count,
             has_chat_template="tokenizer.chat_template" in self.lengths,
             licence=self._text("general.license"),
-            split_count=parts,
-            is_complete=parts == 1 or all(part.is_file() for part in split_paths(self.path)),
+            split_count=split_count,
+            is_complete=len(parts) == split_count and all(part.is_file() for part in parts),
             expansion=self._text("quorum.expansion"),
         )
 

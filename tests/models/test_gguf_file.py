@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+
+import gguf
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ModelFileError
+from models.gguf_file import is_later_part, read_header, split_paths
+from tests.models.making import write_tiny_llama
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def pair(key: str, kind: int, value: bytes) -> bytes:
+    return text(key.encode()) + struct.pack("<I", kind) + value
+
+
+def header(
+    pairs: Iterable[bytes] = (), tensors: Iterable[bytes] = (), version: int = 3, magic: bytes = b"GGUF"
+) -> bytes:
+    pairs, tensors = list(pairs), list(tensors)
+    return magic + struct.pack("<IQQ", version, len(tensors), len(pairs)) + b"".join(pairs + tensors)
+
+
+ARCHITECTURE = pair("general.architecture", 8, text(b"llama"))
+
+
+def fault(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError) as caught:
+        read_header(path)
+    return str(caught.value)
+
+
+def test_facts_agree_with_the_gguf_package(starter: Path) -> None:
+    reader = gguf.GGUFReader(starter)
+    facts = read_header(starter)
+    assert facts.size_bytes == starter.stat().st_size
+    assert facts.architecture == "llama"
+    assert facts.name == reader.fields["general.name"].contents()
+    assert facts.layer_count == reader.fields["llama.block_count"].contents() == 30
+    assert facts.context_tokens == reader.fields["llama.context_length"].contents() == 8192
+    assert facts.vocabulary_size == len(reader.fields["tokenizer.ggml.tokens"].data) == 49152
+    assert facts.parameter_count == sum(tensor.n_elements for tensor in reader.tensors)
+    assert (facts.quantisation, facts.licence, facts.kind) == ("Q4_1", "apache-2.0", "model")
+    assert facts.has_chat_template
+    assert facts.is_complete
+    assert facts.split_count == 1
+    assert facts.expansion == ""
+
+
+def test_only_the_header_is_read_and_little_is_kept(starter: Path) -> None:
+    read_header(starter)
+    tracemalloc.start()
+    read_header(starter)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 4 << 20
+
+
+def test_what_is_no_model_file_is_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with pytest.raises(ModelFileError, match="no such model file"):
+        read_header(path)
+    with pytest.raises(ModelFileError, match="is a folder"):
+        read_header(tmp_path)
+    assert "is empty" in fault(path, b"")
+    assert "not a GGUF file" in fault(path, b"PK\x03\x04 a wheel")
+    assert "not a GGUF file" in fault(path, b"GG")
+    assert "big-endian" in fault(path, b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
+    assert "version 1" in fault(path, header(version=1))
+    assert "version 9" in fault(path, header(version=9))
+    assert "does not name its architecture" in fault(path, header())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFileError, match="no regular file"):
+        read_header(tmp_path / "pipe.gguf")
+
+
+def test_a_file_cut_anywhere_is_called_cut_short(starter: Path, tmp_path: Path) -> None:
+    with open(starter, "rb") as file:
+        head = file.read(4 << 20)
+    path = tmp_path / "cut.gguf"
+    for length in (5, 12, 24, 30, 100, 5_000, 500_000, 1_500_000):
+        assert "cut short within its header" in fault(path, head[:length])
+    path.write_bytes(head)
+    os.truncate(path, starter.stat().st_size - 1)
+    with pytest.raises(ModelFileError, match="is cut short: its weights need 98,362,432 bytes"):
+        read_header(path)
+    os.truncate(path, starter.stat().st_size)
+    assert read_header(path).layer_count == 30
+
+
+HUGE = 2**63
+HOSTILE = {
+    "tensor count": b"GGUF" + struct.pack("<IQQ", 3, HUGE, 0),
+    "key count": b"GGUF" + struct.pack("<IQQ", 3, 0, HUGE),
+    "key length": b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, HUGE),
+    "value length": header([text(b"general.name") + struct.pack("<IQ", 8, HUGE)]),
+    "value type": header([pair("general.name", 77, b"")]),
+    "numbers in a list": header([pair("list", 9, struct.pack("<IQ", 4, HUGE))]),
+    "strings in a list": header([pair("list", 9, struct.pack("<IQ", 8, HUGE))]),
+    "many empty strings": header([pair("list", 9, struct.pack("<IQ", 8, 1 << 22) + bytes(1 << 20))]),
+    "string length in a list": header([pair("list", 9, struct.pack("<IQQ", 8, 5, HUGE))]),
+    "list of lists": header([pair("list", 9, struct.pack("<IQ", 9, 1))]),
+    "dimensions": header([ARCHITECTURE], [text(b"t") + struct.pack("<I", 1 << 30)]),
+    "tensor size": header([ARCHITECTURE], [text(b"t") + struct.pack("<I4QIQ", 4, *[HUGE] * 4, 0, 0)]),
+    "tensor offset": header([ARCHITECTURE], [text(b"t") + struct.pack("<IQIQ", 1, 1, 0, HUGE)]),
+    "tensor name": header([ARCHITECTURE], [struct.pack("<Q", HUGE)]),
+    "alignment": header(
+        [ARCHITECTURE, pair("general.alignment", 4, struct.pack("<I", 0))],
+        [text(b"t") + struct.pack("<IQIQ", 1, 1, 0, 0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_absurd_headers_are_refused_in_bounded_memory(content: bytes, tmp_path: Path) -> None:
+    tracemalloc.start()
+    message = fault(tmp_path / "hostile.gguf", content)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "hostile.gguf" in message
+    assert len(message) < 600
+    assert peak_bytes < 8 << 20
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 3000), value=st.binary(min_size=1, max_size=8), cut=st.integers(0, 4000))
+def test_a_damaged_header_gives_facts_or_a_model_file_error(tmp_path: Path, at: int, value: bytes, cut: int) -> None:
+    whole = tmp_path / "tiny.gguf"
+    if not whole.exists():
+        write_tiny_llama(whole, layer_count=4)
+    content = bytearray(whole.read_bytes())
+    content[at : at + len(value)] = value
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(content[: len(content) - cut])
+    with contextlib.suppress(ModelFileError):
+        assert read_header(damaged).size_bytes == damaged.stat().st_size
+
+
+def test_the_format_is_told_by_the_weights_when_the_file_does_not_say(tmp_path: Path) -> None:
+    tensors = [text(b"a") + struct.pack("<IQQIQ", 2, 32, 4, 2, 0), text(b"b") + struct.pack("<IQIQ", 1, 8, 0, 96)]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header([ARCHITECTURE], tensors) + bytes(400))
+    facts = read_header(path)
+    assert facts.quantisation == "Q4_0"
+    assert facts.parameter_count == 136
+    assert facts.name == "model"
+
+
+def test_a_tensor_type_of_the_future_does_not_hide_the_facts(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header([ARCHITECTURE], [text(b"a") + struct.pack("<IQIQ", 1, 32, 999, 0)]) + bytes(64))
+    assert read_header(path).architecture == "llama"
+
+
+def test_a_split_model_is_complete_when_all_parts_are_there(tmp_path: Path) -> None:
+    first, second = split_paths(tmp_path / "big-00001-of-00002.gguf")
+    first.write_bytes(header([ARCHITECTURE, pair("split.count", 2, struct.pack("<H", 2))]))
+    facts = read_header(first)
+    assert facts.split_count == 2
+    assert not facts.is_complete
+    second.write_bytes(b"GGUF")
+    assert read_header(first).is_complete
+    renamed = tmp_path / "renamed.gguf"
+    renamed.write_bytes(first.read_bytes())
+    assert not read_header(renamed).is_complete
+    assert is_later_part(second)
+    assert not is_later_part(first)
+    assert split_paths(tmp_path / "small.gguf") == (tmp_path / "small.gguf",)
