@@ -78,7 +78,7 @@ def derive(
     for known in all_derived():
         if (known.target_sha256, known.dropped_layers, known.quantisation) == (target_sha256, layers, quantisation):
             return known
-    name = "-".join([_stem(target, facts.quantisation), *_without(layers), quantisation])
+    name = "-".join([facts.stem, *_without(layers), quantisation])
     path = derived_folder() / target_sha256 / f"{name}.gguf"
     write_copy(target, path, layers, file_type, report, cancel)
     made = DerivedModel(
@@ -123,7 +123,7 @@ def all_derived() -> tuple[DerivedModel, ...]:
 
 def remove_derived(model: DerivedModel) -> None:
     """Delete a copy, what is beside it, and its folder when nothing else is in it."""
-    remove(model._sidecar(path))
+    remove(_sidecar(model.path))
     remove(model.path)
     if model.path.parent.is_dir() and not any(model.path.parent.iterdir()):
         model.path.parent.rmdir()
@@ -202,11 +202,6 @@ def _cut_metadata(reader: Any, prefix: str, layer_count: int, kept: list[int]) -
             values = value_of(field)
             changes[key] = [values[layer] for layer in kept]
     return changes
-
-
-def _stem(target: Path, quantisation: str) -> str:
-    """The target's file name without its format, which the copy's name states itself."""
-    return re.sub(rf"[.-]{re.escape(quantisation)}$", "", target.stem, flags=re.IGNORECASE)
 
 
 def _without(layers: tuple[int, ...]) -> list[str]:

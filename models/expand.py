@@ -6,7 +6,7 @@ model's would, and its answers are the starter's. A report that uses one says so
 (`quorum.expansion`). A drafter derived from an expansion by leaving layers out is perfect by construction and means
 nothing; the drafters here are all derived from the starter.
 
-The files are the same, byte for byte, wherever and whenever they are built.
+The same versions of numpy and llama.cpp build the same files, byte for byte.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def expand(source: Path, destination: Path, expansion: Expansion, report: Report
         report(Progress("writing half precision", done_bytes, total_bytes))
 
     changes: dict[str, Change] = {
-        "general.name": f"{_stem(source, facts)} expansion ({expansion.label})",
+        "general.name": f"{facts.stem} expansion ({expansion.label})",
         "general.file_type": int(LlamaFileType.MOSTLY_F16),
         "llama.block_count": facts.layer_count + expansion.extra_layers,
         "llama.feed_forward_length": expansion.feed_forward,
@@ -146,11 +146,6 @@ def expand(source: Path, destination: Path, expansion: Expansion, report: Report
 def _plan(reader: Any, facts: GgufFacts, expansion: Expansion) -> list[PlannedTensor]:
     width = value_of(reader.fields["llama.embedding_length"])
     scale = 0.5 / math.sqrt(width)
-    extra, count = expansion.extra_layers, facts.layer_count
-    followed = Counter((2 * number + 1) * count // (2 * extra) for number in range(extra))
-    layers: list[int | None] = []
-    for layer in range(count):
-        layers += [layer, *[None] * followed[layer]]
     by_layer: dict[int, dict[str, Any]] = {}
     planned = []
     for tensor in reader.tensors:
@@ -159,7 +154,7 @@ def _plan(reader: Any, facts: GgufFacts, expansion: Expansion) -> list[PlannedTe
             planned.append(_half(tensor.name, _values_shape(tensor), partial(_values, tensor)))
         else:
             by_layer.setdefault(int(match[1]), {})[match[2]] = tensor
-    for number, origin in enumerate(layers):
+    for number, origin in enumerate(_layer_origins(facts.layer_count, expansion.extra_layers)):
         for suffix, tensor in by_layer[origin or 0].items():
             name = f"blk.{number}.{suffix}"
             shape = _wider(suffix, _values_shape(tensor), expansion.feed_forward)
@@ -170,6 +165,15 @@ def _plan(reader: Any, facts: GgufFacts, expansion: Expansion) -> list[PlannedTe
             )
             planned.append(_half(name, shape, make))
     return planned
+
+
+def _layer_origins(count: int, extra: int) -> list[int | None]:
+    """The source's layers in order, and None for each new one; the new ones are spread evenly among them."""
+    followers = Counter((2 * number + 1) * count // (2 * extra) for number in range(extra))
+    origins: list[int | None] = []
+    for layer in range(count):
+        origins += [layer, *[None] * followers[layer]]
+    return origins
 
 
 def _wider(suffix: str, shape: tuple[int, ...], feed_forward: int) -> tuple[int, ...]:
@@ -224,10 +228,6 @@ def _half(name: str, shape: tuple[int, ...], make: Callable[[], Array]) -> Plann
 
 def _under(file_name: str, report: Report) -> Report:
     return lambda progress: report(replace(progress, phase=f"{file_name}: {progress.phase}"))
-
-
-def _stem(source: Path, facts: GgufFacts) -> str:
-    return source.stem.removesuffix(f".{facts.quantisation}")
 
 
 def _is_usable(path: Path, recipe: str) -> bool:

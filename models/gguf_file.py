@@ -64,6 +64,11 @@ class GgufFacts:
     expansion: str
     """Recipe of the function-preserving expansion that made this file; empty for every ordinary model."""
 
+    @property
+    def stem(self) -> str:
+        """The file name without its ending and without the format that many names carry."""
+        return re.sub(rf"[.-]{re.escape(self.quantisation)}$", "", self.path.stem, flags=re.IGNORECASE)
+
 
 def read_header(path: Path) -> GgufFacts:
     """Facts about the file, or a `ModelFileError` that says what is wrong with it."""
