@@ -60,7 +60,7 @@ def greedy_tokens(path: Path, count: int, prompt_tokens: list[int] | None = None
     assert model, f"{path} does not load"
     parameters = llama_cpp.llama_context_default_params()
     parameters.n_ctx = 256
-    parameters.n_threads = parameters.n_threads_batch = 2
+    parameters.n_threads = parameters.n_threads_batch = 1  # threads wait busily, which a loaded machine punishes
     context = llama_cpp.llama_init_from_model(model, parameters)
     assert context
     vocabulary = llama_cpp.llama_model_get_vocab(model)
