@@ -23,6 +23,12 @@ LEARNING_RATE = 0.08
 OUTLIER_FACTOR = 2.5
 """A pass this many times slower than foretold met something else on the machine and counts as that much at most."""
 
+SLOPE_FROM_TOKENS = 256
+"""Below, attention is lost in the noise of the weights' time."""
+SLOPE_RATE = 0.02
+STEEPEST_DOUBLING_TOKENS = 500
+"""No model measured doubles its one-token time within fewer tokens of context."""
+
 CalibrationProgress = Callable[[int, int], None]
 """Called with measurements done and in all."""
 
@@ -46,7 +52,6 @@ class CostModel:
     _base: dict[tuple[int, int], Mean] = field(default_factory=dict)
     """By (sequences, tokens)."""
     _slope: float = 0.0
-    _slope_weight: float = 0.0
     _draft: dict[str, Mean] = field(default_factory=dict)
     """Per drafted token, by drafter set (names joined)."""
     _read: dict[str, Mean] = field(default_factory=dict)
@@ -83,15 +88,13 @@ class CostModel:
     def observe_verify(self, tokens: int, context_tokens: int, elapsed_ms: float, sequences: int = 1) -> None:
         """Learn from a real target pass that ran alone."""
         expected = self.verify_ms(tokens, context_tokens, sequences)
-        elapsed_ms = min(elapsed_ms, OUTLIER_FACTOR * expected)
-        reach = tokens * context_tokens
+        error = min(elapsed_ms, OUTLIER_FACTOR * expected) - expected
         base = self._base.setdefault((sequences, tokens), Mean(self._base_ms(sequences, tokens)))
-        if base.count >= CALIBRATION_ROUNDS and reach:
-            # Least squares of what the base leaves over, with old passes fading.
-            self._slope_weight = 0.999 * self._slope_weight + reach * reach
-            self._slope += (elapsed_ms - expected) * reach / self._slope_weight
-            self._slope = max(0.0, self._slope)
-        base.learn(elapsed_ms - self._slope * reach)
+        base.learn(base.value + error)
+        if context_tokens >= SLOPE_FROM_TOKENS:
+            self._slope += SLOPE_RATE * error / (tokens * context_tokens)
+            steepest = self._base_ms(1, 1) / STEEPEST_DOUBLING_TOKENS
+            self._slope = min(max(self._slope, 0.0), steepest)
 
     def draft_ms(self, names: Iterable[str]) -> float:
         """Expected time per drafted token when these model drafters draft at once; zero for none."""
@@ -151,8 +154,6 @@ class CostModel:
         for sequences, tokens, value in data["base"]:
             model._base[int(sequences), int(tokens)] = Mean(float(value), CALIBRATION_ROUNDS)
         model._slope = float(data["slope"])
-        # A stored slope resists the first few passes as much as a few hundred learnt ones would.
-        model._slope_weight = 1e9
         model._draft = {str(name): Mean(float(value), CALIBRATION_ROUNDS) for name, value in data["draft"].items()}
         model._read = {str(name): Mean(float(value), CALIBRATION_ROUNDS) for name, value in data["read"].items()}
         return model

@@ -216,7 +216,8 @@ class DraftTogether(Drafting):
                     proposals[draft.source] = proposals.get(draft.source, 0) + 1
             steps.append(chosen)
             probabilities.append(chosen.probabilities[0])
-            if not keep(chosen.winner)(probabilities, 0.0):
+            entropy = next(draft.last_entropy for draft in drafts if draft.source == chosen.winner)
+            if not keep(chosen.winner)(probabilities, entropy):
                 break
         if names and not taken_over and not cancel.is_set():
             self._cost.observe_draft(names, len(steps), draft_ms)

@@ -51,6 +51,8 @@ class Draft:
     """The drafter's own probability of each token given the ones before it."""
     match_length: int = 0
     """For drafters that look text up: how many tokens of context matched. Zero for draft models."""
+    last_entropy: float = 0.0
+    """Entropy in nats of the distribution the last token was taken from; zero where there is none."""
 
     def __post_init__(self) -> None:
         if len(self.probabilities) != len(self.tokens):

@@ -243,14 +243,16 @@ class ModelDrafter(Drafter):
         """Draft after the first `position` tokens; predictions already in the mirror are taken over."""
         tokens: list[int] = []
         probabilities: list[float] = []
+        entropy = 0.0
         while len(tokens) < request.max_tokens:
             prediction = mirror.predictions[position - 1]
             assert prediction is not None
             tokens.append(prediction.token)
             probabilities.append(prediction.probability)
+            entropy = prediction.entropy
             if len(tokens) == request.max_tokens or request.cancel.is_set():
                 break
-            if not request.keep_drafting(probabilities, prediction.entropy):
+            if not request.keep_drafting(probabilities, entropy):
                 break
             if position + 1 > self._context.context_tokens - 1:
                 break
@@ -261,7 +263,7 @@ class ModelDrafter(Drafter):
             elif mirror.predictions[position] is None:
                 break
             position += 1
-        return Draft(self.name, tuple(tokens), tuple(probabilities))
+        return Draft(self.name, tuple(tokens), tuple(probabilities), last_entropy=entropy)
 
     def _feed(self, mirror: Mirror, tokens: list[int], outputs: int, cancel: threading.Event | None) -> None:
         self._context.decode([Run(mirror.sequence, tokens, outputs)], cancel)

@@ -1,0 +1,55 @@
+"""What a loaded set learns while it is used, kept from answer to answer: costs, acceptance, weights, choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.acceptance import AcceptanceModel
+from engine.config import LookAhead, Policy, PolicyKind, Speculation, WeightRule
+from engine.cost import CostModel
+from engine.length import AutoLength, LengthRule, Pace, make_rule
+from engine.plan import AutoPlanner, FullPlanner, Planner
+from engine.vote import Weights, make_weights
+
+
+class Learning:
+    """Owns the learners of one loaded set and hands out those that an answer's settings name."""
+
+    def __init__(
+        self, cost: CostModel, free_drafters: Sequence[str], model_drafters: Sequence[str], *, runs_apart: bool
+    ) -> None:
+        self.cost = cost
+        self.acceptance = AcceptanceModel(free_drafters)
+        self.pace = Pace()
+        """Tokens per millisecond under the `auto` policy."""
+        self._names = (*model_drafters, *free_drafters)
+        self._model_drafters = tuple(model_drafters)
+        self._runs_apart = runs_apart
+        self._weights: dict[WeightRule, Weights] = {}
+        self._rules: dict[Policy, LengthRule] = {}
+        self._planners: dict[LookAhead, AutoPlanner] = {}
+
+    def weights(self, rule: WeightRule) -> Weights:
+        if rule not in self._weights:
+            self._weights[rule] = make_weights(rule, self._names)
+        return self._weights[rule]
+
+    def rule(self, policy: Policy) -> LengthRule:
+        if policy not in self._rules:
+            self._rules[policy] = make_rule(policy, self.cost, self.acceptance, self.pace)
+        return self._rules[policy]
+
+    def planner(self, speculation: Speculation) -> Planner:
+        rule = self.rule(speculation.policy)
+        if not isinstance(rule, AutoLength):
+            return FullPlanner(rule, speculation.look_ahead)
+        look_ahead = speculation.look_ahead
+        if look_ahead not in self._planners:
+            self._planners[look_ahead] = AutoPlanner(
+                self._model_drafters, self.cost, self.acceptance, rule, look_ahead, runs_apart=self._runs_apart
+            )
+        return self._planners[look_ahead]
+
+    def learns_pace(self, policy: Policy) -> bool:
+        """Whether steps under this policy tell what `auto` reaches."""
+        return policy.kind is PolicyKind.AUTO

@@ -1,0 +1,202 @@
+"""A target and its drafters, loaded together and closed together; a failed load leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+
+from engine.config import ModelPlacement, SetConfig
+from engine.cost import CostModel, CostStore, calibrate
+from engine.drafters.base import Drafter
+from engine.drafters.model import ModelDrafter
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.suffix import SuffixDrafter
+from engine.drafting import Panel
+from engine.errors import MemoryShortage, ModelFileError
+from engine.learning import Learning
+from engine.length import LONGEST_DRAFT
+from engine.runtime.api import native
+from engine.runtime.context import Context, ContextSettings
+from engine.runtime.devices import choose_kv_type, has_gpu
+from engine.runtime.model import LoadCancelled, Model, check_gguf
+from engine.runtime.template import ChatTemplate
+
+FREE_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
+COMPUTE_BUFFER_BYTES = 200 * 2**20
+"""What llama.cpp's compute buffers take at our batch sizes, roughly."""
+TARGET_SEQUENCES = 8
+CPU_BATCH_TOKENS = 128
+"""Small enough for progress and a prompt stop; larger gains nothing on a CPU."""
+GPU_BATCH_TOKENS = 512
+
+SetProgress = Callable[[str, float], None]
+"""Called with what is being done and its share from 0 to 1."""
+
+
+def _gigabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f} GB"
+
+
+def check_memory(path: Path, needed_bytes: int, what: str) -> None:
+    """Refuse a load that free memory cannot hold.
+
+    Raises:
+        MemoryShortage: with both figures.
+    """
+    free_bytes = psutil.virtual_memory().available
+    if needed_bytes > free_bytes:
+        raise MemoryShortage(
+            f"{path.name}: {what} needs about {_gigabytes(needed_bytes)} and {_gigabytes(free_bytes)} are free; "
+            "choose a smaller model or context, load fewer drafters, or close other programs"
+        )
+
+
+class LoadedSet:
+    """Owns everything native of one set. Used and closed by the thread that loaded it."""
+
+    def __init__(
+        self,
+        config: SetConfig,
+        model: Model,
+        context: Context,
+        panel: Panel,
+        learning: Learning,
+        store: tuple[CostStore, str],
+        resources: ExitStack,
+    ) -> None:
+        """Use `load` instead."""
+        self.config = config
+        self.model = model
+        self.context = context
+        self.panel = panel
+        self.learning = learning
+        self.template = ChatTemplate(model)
+        self._store, self._store_key = store
+        self._resources = resources
+
+    @classmethod
+    def load(
+        cls, config: SetConfig, progress: SetProgress | None = None, cancel: threading.Event | None = None
+    ) -> LoadedSet:
+        """Load and calibrate.
+
+        Raises:
+            QuorumError: a file, a pairing or the memory does not do; nothing is left loaded.
+            LoadCancelled: `cancel` was set.
+        """
+        report: SetProgress = progress or (lambda _phase, _share: None)
+        with ExitStack() as resources:
+            model = _load_target(config, report, cancel)
+            resources.callback(model.close)
+            context = _make_context(config, model)
+            drafters: list[Drafter] = []
+            for spec in config.drafters:
+                drafter = _load_drafter(spec, config, model, context, report, cancel)
+                resources.callback(drafter.close)
+                drafters.append(drafter)
+            store = CostStore(config.cost_file)
+            key = _cost_key(config, context)
+            cost = store.load(key) or CostModel()
+            if not cost.is_calibrated:
+                calibrate(cost, context, lambda done, total: report("Measuring this machine", done / total))
+                store.save(key, cost)
+            panel = Panel(drafters)
+            learning = Learning(
+                cost,
+                [drafter.name for drafter in panel.free],
+                [drafter.name for drafter in panel.models],
+                runs_apart=has_gpu() and config.placement.gpu_layers != 0,
+            )
+            return cls(config, model, context, panel, learning, (store, key), resources.pop_all())
+        raise AssertionError("unreachable")
+
+    def save_costs(self) -> None:
+        """Keep what was learnt about this machine for the next start."""
+        self._store.save(self._store_key, self.learning.cost)
+
+    def close(self) -> None:
+        """Free drafters, context and weights, in that order."""
+        self._resources.close()
+
+
+def _load_target(config: SetConfig, report: SetProgress, cancel: threading.Event | None) -> Model:
+    check_gguf(config.target)
+    check_memory(config.target, config.target.stat().st_size + COMPUTE_BUFFER_BYTES, "loading it")
+    phase = f"Loading {config.target.name}"
+    return Model(
+        config.target,
+        gpu_layers=config.placement.gpu_layers,
+        progress=lambda share: report(phase, share),
+        cancel=cancel,
+    )
+
+
+def _make_context(config: SetConfig, model: Model) -> Context:
+    context_tokens = config.context_tokens or model.trained_context_tokens
+    check_memory(
+        config.target,
+        model.kv_bytes_per_token * context_tokens + COMPUTE_BUFFER_BYTES,
+        f"a context of {context_tokens} tokens",
+    )
+    return Context(
+        model,
+        ContextSettings(
+            context_tokens=context_tokens,
+            kv_type=choose_kv_type(config.exactness),
+            threads=config.placement.threads,
+            max_outputs=LONGEST_DRAFT + 1,
+            max_sequences=TARGET_SEQUENCES,
+            batch_tokens=GPU_BATCH_TOKENS if has_gpu() else CPU_BATCH_TOKENS,
+        ),
+    )
+
+
+def _load_drafter(
+    spec: str,
+    config: SetConfig,
+    target: Model,
+    context: Context,
+    report: SetProgress,
+    cancel: threading.Event | None,
+) -> Drafter:
+    make_free = FREE_DRAFTERS.get(spec)
+    if make_free is not None:
+        return make_free()
+    path = Path(spec)
+    if path.suffix != ".gguf" and not path.exists():
+        raise ModelFileError(
+            f"no drafter is called {spec!r}; use {', '.join(FREE_DRAFTERS)} or the path of a GGUF file"
+        )
+    if cancel is not None and cancel.is_set():
+        raise LoadCancelled(f"loading {path.name} was cancelled")
+    check_gguf(path)
+    check_memory(path, path.stat().st_size + COMPUTE_BUFFER_BYTES, "loading it as a drafter")
+    phase = f"Loading drafter {path.stem}"
+    return ModelDrafter.load(
+        path,
+        path.stem,
+        target.vocabulary,
+        placement=ModelPlacement(config.placement.threads, config.placement.gpu_layers),
+        context_tokens=context.context_tokens,
+        progress=lambda share: report(phase, share),
+        cancel=cancel,
+    )
+
+
+def _cost_key(config: SetConfig, context: Context) -> str:
+    """Identity of the target and of everything its speed depends on."""
+    status = config.target.stat()
+    parts = (
+        config.target.name,
+        status.st_size,
+        status.st_mtime_ns,
+        native().version,
+        f"threads={context.settings.threads}",
+        f"gpu={config.placement.gpu_layers if has_gpu() else 0}",
+        context.settings.kv_type.name,
+    )
+    return " | ".join(map(str, parts))

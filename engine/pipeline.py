@@ -1,0 +1,259 @@
+"""One step of speculative decoding: plan, draft, vote, trim, verify, commit, learn.
+
+The pipeline changes the committed tokens, the target's sequence and the drafters together: after a step, and after a
+step that raised, the target's cache holds all committed tokens but the last, which is *pending* and enters with the
+next pass.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.config import Speculation
+from engine.drafters.base import Score
+from engine.drafting import Ballot, LookAheadRun, Panel, make_drafting
+from engine.learning import Learning
+from engine.length import LONGEST_DRAFT, Pace
+from engine.metrics import Ledger
+from engine.plan import CATCH_UP_SLICE_TOKENS, Plan, Situation
+from engine.runtime.context import Context
+from engine.runtime.sampler import Sampler
+from engine.types import Draft, EmittedToken, Provenance, StepRecord, StepTimes, Verdict, VotedDraft
+from engine.verify.chain import Candidate, Verification, verify
+from engine.vote import vote
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step committed."""
+
+    tokens: tuple[EmittedToken, ...]
+    record: StepRecord
+    ended: bool
+    """The target chose an end-of-generation token, which is not among the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAheadOutcome:
+    """What became of the drafts made while the target verified."""
+
+    kind: str = ""
+    """`hit`, `miss`, or empty without look-ahead."""
+    proposed: int = 0
+    drafted: int = 0
+    unused: int = 0
+
+
+class Pipeline:
+    """Runs the steps of one answer. All methods are called by the thread that owns the target's context."""
+
+    def __init__(
+        self,
+        context: Context,
+        sequence: int,
+        tokens: list[int],
+        sampler: Sampler,
+        panel: Panel,
+        learning: Learning,
+        ledger: Ledger,
+        speculation: Speculation,
+    ) -> None:
+        """Args:
+        tokens: The committed tokens, prompt included; grown in place.
+        """
+        self._context = context
+        self._sequence = sequence
+        self._tokens = tokens
+        self._sampler = sampler
+        self._panel = panel
+        self._learning = learning
+        self._ledger = ledger
+        self._policy = speculation.policy
+        self._rule = learning.rule(speculation.policy)
+        self._planner = learning.planner(speculation)
+        self._weights = learning.weights(speculation.weights)
+        self._drafting = make_drafting(speculation.vote, panel, learning.cost)
+        self._end_tokens = context.model.vocabulary.end_tokens
+        self._can_roll_back = context.model.can_roll_back
+        self._emitted = 0
+        self.pace = Pace()
+        """Tokens per millisecond of this answer's last steps."""
+        self.active: frozenset[str] = frozenset()
+        """Drafters that took part in the last step."""
+
+    def step(self, remaining_tokens: int | None, cancel: threading.Event) -> StepResult | None:
+        """Commit at least one token, or the end of the answer.
+
+        Args:
+            remaining_tokens: Tokens the answer may still have; None for no limit.
+            cancel: When set before the target's pass, the step does nothing.
+
+        Returns:
+            None when cancelled.
+
+        Raises:
+            DecodeError: the target's pass failed; nothing was committed.
+        """
+        started = time.perf_counter()
+        room = self._room(remaining_tokens)
+        hint = self._panel.hint(min(self._rule.limit(), room), cancel)
+        plan = self._plan(hint, room, remaining_tokens)
+        planned = time.perf_counter()
+        self._panel.catch_up(plan.catch_up, CATCH_UP_SLICE_TOKENS, self._learning.cost, cancel)
+        caught_up = time.perf_counter()
+        ballot = self._draft(plan, hint, cancel)
+        if cancel.is_set():
+            return None
+        drafted = time.perf_counter()
+        sent = self._trim(ballot.voted, room)
+        ahead = self._start_look_ahead(plan, sent)
+        trimmed = time.perf_counter()
+        verification = self._verify(sent, ahead)
+        verified = time.perf_counter()
+        emitted, ended = self._commit(sent, verification.verdicts[0])
+        look_ahead = self._judge_look_ahead(ahead, sent, verification.verdicts[0])
+        waited_ms = (trimmed - started) * 1e3 - (caught_up - planned) * 1e3
+        step_ms = waited_ms + verification.verify_ms + verification.sample_ms
+        scores = self._learn(plan, ballot, sent, emitted, verification, step_ms, overlapped=ahead is not None)
+        times = StepTimes(
+            plan_ms=(planned - started) * 1e3,
+            draft_ms=(caught_up - planned) * 1e3 + ballot.draft_ms,
+            vote_ms=ballot.vote_ms,
+            verify_ms=verification.verify_ms,
+            sample_ms=verification.sample_ms,
+            other_ms=(trimmed - drafted) * 1e3 + (time.perf_counter() - verified) * 1e3,
+        )
+        record = self._record(plan, ballot, sent, emitted, look_ahead, times)
+        self._ledger.record(record, emitted, ballot.voted.proposers, scores)
+        return StepResult(emitted, record, ended)
+
+    def _room(self, remaining_tokens: int | None) -> int:
+        """Most draft tokens that neither overrun the answer's limit nor the context."""
+        if not self._can_roll_back:
+            return 0
+        room = self._context.context_tokens - len(self._tokens)
+        return max(0, room if remaining_tokens is None else min(room, remaining_tokens - 1))
+
+    def _plan(self, hint: Sequence[Draft], room: int, remaining_tokens: int | None) -> Plan:
+        return self._planner.plan(
+            Situation(
+                context_tokens=len(self._tokens),
+                room_tokens=room,
+                emitted_tokens=self._emitted,
+                remaining_tokens=remaining_tokens,
+                hint=vote(hint, self._weights.current),
+                behind_tokens={drafter.name: drafter.behind_tokens for drafter in self._panel.models},
+            )
+        )
+
+    def _draft(self, plan: Plan, hint: Sequence[Draft], cancel: threading.Event) -> Ballot:
+        def keep(name: str):  # type: ignore[no-untyped-def]
+            return self._rule.keep_drafting(name, plan.drafters, len(self._tokens))
+
+        return self._drafting.draft(plan.drafters, plan.length, hint, self._weights.current, keep, cancel)
+
+    def _trim(self, voted: VotedDraft, room: int) -> VotedDraft:
+        voted = voted.trimmed(room)
+        return voted.trimmed(self._rule.trim(voted, len(self._tokens)))
+
+    def _start_look_ahead(self, plan: Plan, sent: VotedDraft) -> LookAheadRun | None:
+        if not plan.look_ahead or not sent.tokens:
+            return None
+        return self._panel.start_look_ahead(plan.drafters, sent.tokens, LONGEST_DRAFT + 1)
+
+    def _verify(self, sent: VotedDraft, ahead: LookAheadRun | None) -> Verification:
+        try:
+            return verify(self._context, [Candidate(self._sequence, self._tokens[-1], sent.tokens, self._sampler)])
+        finally:
+            if ahead is not None:
+                ahead.stop.set()
+
+    def _commit(self, sent: VotedDraft, verdict: Verdict) -> tuple[tuple[EmittedToken, ...], bool]:
+        """Append what the target chose, up to an end token; every cache follows."""
+        chosen = [*sent.tokens[: verdict.accepted], verdict.final]
+        end = next((index for index, token in enumerate(chosen) if token in self._end_tokens), None)
+        ended = end is not None
+        emitted = tuple(self._origin(index, token, sent, verdict) for index, token in enumerate(chosen[:end]))
+        self._tokens.extend(token.id for token in emitted)
+        if ended:
+            # The end token itself belongs to the template's text, which a next turn brings along.
+            self._context.truncate(self._sequence, min(self._context.length(self._sequence), len(self._tokens)))
+        self._panel.accept([token.id for token in emitted])
+        self._emitted += len(emitted)
+        return emitted, ended
+
+    def _origin(self, index: int, token: int, sent: VotedDraft, verdict: Verdict) -> EmittedToken:
+        if index < verdict.accepted:
+            return EmittedToken(
+                token, Provenance.ACCEPTED, sent.proposers[index], sent.agreement[index], sent.probabilities[index]
+            )
+        if not sent.tokens:
+            return EmittedToken(token, Provenance.PLAIN)
+        return EmittedToken(token, Provenance.BONUS if verdict.accepted == len(sent) else Provenance.CORRECTED)
+
+    def _judge_look_ahead(self, ahead: LookAheadRun | None, sent: VotedDraft, verdict: Verdict) -> LookAheadOutcome:
+        """Whether the drafters guessed what the target said; they keep or drop their branches when they next draft."""
+        if ahead is None:
+            return LookAheadOutcome()
+        drafts = ahead.finish()
+        guessed = vote(drafts, self._weights.current)
+        if verdict.accepted == len(sent) and guessed.tokens and guessed.tokens[0] == verdict.final:
+            # What lies beyond the guess is counted when the next step drafts it.
+            return LookAheadOutcome("hit", proposed=sum(1 for draft in drafts if draft.tokens))
+        return LookAheadOutcome("miss", sum(map(len, drafts)), len(guessed), len(guessed))
+
+    def _learn(
+        self,
+        plan: Plan,
+        ballot: Ballot,
+        sent: VotedDraft,
+        emitted: Sequence[EmittedToken],
+        verification: Verification,
+        step_ms: float,
+        *,
+        overlapped: bool,
+    ) -> dict[str, Score]:
+        verdict = verification.verdicts[0]
+        cost = self._learning.cost
+        if not overlapped:
+            cost.observe_verify(len(sent) + 1, len(self._tokens) - len(emitted), verification.verify_ms)
+        cost.observe_overhead(max(0.0, step_ms - verification.verify_ms - ballot.draft_ms))
+        self._learning.acceptance.learn(plan.drafters, ballot.voted, len(sent), verdict.accepted)
+        scores = self._panel.take_scores()
+        self._weights.learn(ballot.voted, len(sent), verdict.accepted, scores)
+        self._rule.learn(len(sent), verdict.accepted, step_ms)
+        self._planner.learn(plan, verdict.accepted + 1, step_ms)
+        self.pace.learn(verdict.accepted + 1, step_ms)
+        if self._learning.learns_pace(self._policy):
+            self._learning.pace.learn(verdict.accepted + 1, step_ms)
+        self.active = frozenset(ballot.proposals)
+        return scores
+
+    def _record(
+        self,
+        plan: Plan,
+        ballot: Ballot,
+        sent: VotedDraft,
+        emitted: Sequence[EmittedToken],
+        look_ahead: LookAheadOutcome,
+        times: StepTimes,
+    ) -> StepRecord:
+        return StepRecord(
+            proposed=sum(ballot.proposals.values()) + look_ahead.proposed,
+            drafted=len(ballot.voted) + look_ahead.drafted,
+            verified=len(sent),
+            accepted=sum(token.provenance is Provenance.ACCEPTED for token in emitted),
+            emitted=len(emitted),
+            context_tokens=len(self._tokens),
+            planned_length=plan.length,
+            agreement=ballot.voted.agreement,
+            winner=ballot.voted.winner,
+            proposals=ballot.proposals,
+            look_ahead=look_ahead.kind,
+            unused_look_ahead=look_ahead.unused,
+            times=times,
+            reason=plan.reason,
+        )

@@ -1,0 +1,273 @@
+"""A conversation with a loaded set: tokens, sampler, stop rules, statistics; and the events of each answer.
+
+The session owns the target's sequence and what is in it. A new prompt keeps the longest common prefix with the last
+one, in the target and in every drafter, and evaluates only what lies past it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from engine.config import GenerationSettings, PolicyKind
+from engine.drafting import Panel
+from engine.errors import PromptError
+from engine.loader import LoadedSet
+from engine.metrics import Ledger
+from engine.pipeline import Pipeline, StepResult
+from engine.runtime.context import PassCancelled, Run
+from engine.runtime.sampler import Sampler
+from engine.runtime.template import Message
+from engine.text import TextStream
+from engine.transcript import Transcript
+from engine.types import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    Metrics,
+    PrefillProgress,
+    SpeculationState,
+    StepDone,
+    Timings,
+)
+
+
+class Session:
+    """One conversation. Used and closed by the thread that loaded the set; one generation at a time."""
+
+    def __init__(self, loaded: LoadedSet) -> None:
+        self._set = loaded
+        self._context = loaded.context
+        self._sequence = loaded.context.allocate()
+        self._tokens: list[int] = []
+        """Committed tokens; the target's cache holds a prefix of them."""
+        self._transcript = Transcript(self._tokenize)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Everything committed: the last prompt and its answer."""
+        return tuple(self._tokens)
+
+    def chat(
+        self, messages: Sequence[Message], settings: GenerationSettings, cancel: threading.Event
+    ) -> Iterator[GenerationEvent]:
+        """Answer a conversation; ends with exactly one `Finished` unless it raises.
+
+        Args:
+            messages: The whole conversation; its last message is the user's.
+            settings: For this answer.
+            cancel: Set to stop within one pass of the target.
+
+        Raises:
+            PromptError: the conversation is empty or does not fit in the context.
+            DecodeError: llama.cpp refused a pass; the session stays usable.
+        """
+        if not messages or not messages[-1].content.strip():
+            raise PromptError("the message is empty; write something to answer")
+        prompt = self._transcript.encode(self._set.template.render(messages))
+        for event in self.generate(prompt, settings, cancel):
+            if isinstance(event, Finished):
+                self._transcript.record_answer(event.text, event.token_ids)
+            yield event
+
+    def generate(
+        self, prompt: Sequence[int], settings: GenerationSettings, cancel: threading.Event
+    ) -> Iterator[GenerationEvent]:
+        """Continue a prompt given as tokens; as `chat` otherwise."""
+        self._check(prompt)
+        started = time.perf_counter()
+        reused = self._rebase(prompt)
+        ledger = Ledger(len(prompt), reused)
+        cancelled = False
+        for done in self._prefill(prompt, cancel):
+            cancelled = done is None
+            if done is not None:
+                yield PrefillProgress(done, len(prompt))
+        sampler = Sampler(settings.sampling, self._context.model.vocabulary.size, prompt)
+        answer = _Answer(self._set, settings, len(prompt), ledger, sampler, started)
+        try:
+            if cancelled:
+                yield answer.finish(FinishReason.CANCELLED)
+                return
+            self._tokens = list(prompt)
+            panel = self._set.panel if settings.speculation.policy.kind is not PolicyKind.OFF else Panel(())
+            panel.begin(self._tokens)
+            pipeline = Pipeline(
+                self._context,
+                self._sequence,
+                self._tokens,
+                sampler,
+                panel,
+                self._set.learning,
+                ledger,
+                settings.speculation,
+            )
+            answer.attach(pipeline, panel)
+            while True:
+                reason = answer.limit_reached(len(self._tokens), self._context.context_tokens)
+                result = None
+                if reason is None:
+                    result = None if cancel.is_set() else pipeline.step(answer.remaining_tokens, cancel)
+                    reason = FinishReason.CANCELLED if result is None else None
+                if result is not None:
+                    yield answer.take(result)
+                    reason = FinishReason.STOP if result.ended or answer.is_stopped else None
+                if reason is not None:
+                    yield answer.finish(reason)
+                    return
+        finally:
+            sampler.close()
+
+    def close(self) -> None:
+        """Free the sequence."""
+        self._context.free(self._sequence)
+
+    def _tokenize(self, text: str, begins: bool) -> list[int]:
+        adds_special = begins and not self._set.template.starts_with_bos(text)
+        return self._context.model.vocabulary.tokenize(text, adds_special=adds_special)
+
+    def _check(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise PromptError("the prompt is empty; write something to answer")
+        limit = self._context.context_tokens
+        if len(prompt) >= limit:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens and the context holds {limit}, its answer included; "
+                "shorten it, start a new chat, or load the model with a larger context"
+            )
+
+    def _rebase(self, prompt: Sequence[int]) -> int:
+        """Cut the cache back to what it shares with the prompt; returns the tokens that stay."""
+        cached = self._context.length(self._sequence)
+        shared = 0
+        limit = min(cached, len(prompt) - 1)
+        while shared < limit and self._tokens[shared] == prompt[shared]:
+            shared += 1
+        self._context.truncate(self._sequence, shared)
+        return self._context.length(self._sequence)
+
+    def _prefill(self, prompt: Sequence[int], cancel: threading.Event) -> Iterator[int | None]:
+        """Read all of the prompt but its last token; yields tokens done, or None once when cancelled."""
+        size = self._context.settings.batch_tokens
+        end = len(prompt) - 1
+        position = self._context.length(self._sequence)
+        try:
+            while position < end:
+                chunk = prompt[position : min(position + size, end)]
+                self._context.decode([Run(self._sequence, chunk, 0)], cancel)
+                position += len(chunk)
+                yield position
+        except PassCancelled:
+            yield None
+        finally:
+            self._tokens = list(prompt[:position])
+
+
+class _Answer:
+    """The growing answer: its text, limits, times and events."""
+
+    def __init__(
+        self,
+        loaded: LoadedSet,
+        settings: GenerationSettings,
+        prompt_tokens: int,
+        ledger: Ledger,
+        sampler: Sampler,
+        started: float,
+    ) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._set = loaded
+        self._settings = settings
+        self._ledger = ledger
+        self._seed = sampler.seed
+        self._started = started
+        self._prefilled = time.perf_counter()
+        self._first_token_ms = 0.0
+        self._decode_ms = 0.0
+        self._text = TextStream(loaded.model.vocabulary.piece, settings.stop_strings)
+        self._ids: list[int] = []
+        self._pipeline: Pipeline | None = None
+        self._panel = Panel(())
+
+    def attach(self, pipeline: Pipeline, panel: Panel) -> None:
+        self._pipeline = pipeline
+        self._panel = panel
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._text.is_stopped
+
+    @property
+    def remaining_tokens(self) -> int | None:
+        limit = self._settings.max_tokens
+        return None if limit is None else limit - len(self._ids)
+
+    def limit_reached(self, committed_tokens: int, context_tokens: int) -> FinishReason | None:
+        if self.remaining_tokens == 0:
+            return FinishReason.LENGTH
+        # The pending token needs a cell of its own.
+        return FinishReason.CONTEXT if committed_tokens > context_tokens - 1 else None
+
+    def take(self, result: StepResult) -> StepDone:
+        now = time.perf_counter()
+        if not self._first_token_ms:
+            self._first_token_ms = (now - self._started) * 1e3
+        self._decode_ms = (now - self._prefilled) * 1e3
+        text = ""
+        for token in result.tokens:
+            self._ids.append(token.id)
+            text += self._text.push(token.id)
+            if self._text.is_stopped:
+                break
+        return StepDone(result.tokens, text, result.record, self._metrics(), self._timings(), self._state())
+
+    def finish(self, reason: FinishReason) -> Finished:
+        self._text.finish()
+        return Finished(
+            reason,
+            self._text.text,
+            tuple(self._ids[: self._text.token_count]),
+            self._seed,
+            self._metrics(),
+            self._timings(),
+            self._state(),
+        )
+
+    def _timings(self) -> Timings:
+        return Timings(
+            prefill_ms=(self._prefilled - self._started) * 1e3,
+            decode_ms=self._decode_ms,
+            time_to_first_token_ms=self._first_token_ms,
+            tokens_per_second=len(self._ids) / self._decode_ms * 1e3 if self._decode_ms else 0.0,
+        )
+
+    def _metrics(self) -> Metrics:
+        learning = self._set.learning
+        names = self._panel.names
+        weights = learning.weights(self._settings.speculation.weights).current
+        return self._ledger.metrics(
+            weights={name: weights[name] for name in names},
+            draft_ms={drafter.name: learning.cost.draft_ms((drafter.name,)) for drafter in self._panel.models},
+            active=self._pipeline.active if self._pipeline else frozenset(),
+            notes=self._panel.failures,
+        )
+
+    def _state(self) -> SpeculationState:
+        return self._ledger.state(self._why_off(), self._speedup())
+
+    def _why_off(self) -> str:
+        if self._settings.speculation.policy.kind is PolicyKind.OFF:
+            return "the policy is plain decoding"
+        if not self._set.model.can_roll_back:
+            return "this model cannot take back rejected tokens"
+        if not self._panel.names:
+            return "no drafter is loaded"
+        return ""
+
+    def _speedup(self) -> float | None:
+        pace = self._pipeline.pace.tokens_per_ms if self._pipeline else None
+        if pace is None:
+            return None
+        cost = self._set.learning.cost
+        return pace * (cost.verify_ms(1, self._prompt_tokens + len(self._ids)) + cost.overhead_ms)
