@@ -83,3 +83,39 @@ def _tokenised(vocabulary: object) -> list[int]:
     buffer = (llama_cpp.llama_token * 256)()
     count = llama_cpp.llama_tokenize(vocabulary, text, len(text), buffer, len(buffer), True, True)
     return list(buffer[:count])
+
+
+def write_vocabulary(
+    path: Path, tokens: list[str], filler_bytes: int = 0, adds_bos: bool = False, tokenizer: str = "gpt2"
+) -> Path:
+    """A model file with a byte-level vocabulary and no layers: enough for a load of the vocabulary alone."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(path.stem)
+    writer.add_file_type(int(gguf.LlamaFileType.MOSTLY_F16))
+    writer.add_block_count(1)
+    writer.add_context_length(256)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model(tokenizer)
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    if tokenizer == "gpt2":
+        writer.add_token_merges(["a b"])
+    else:
+        writer.add_token_scores([0.0] * len(tokens))
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(adds_bos)
+    writer.add_tensor("filler", np.zeros(16 + filler_bytes // 4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def token_texts(count: int) -> list[str]:
+    return ["<|start|>", "<|end|>", *(f"token{number}" for number in range(2, count))]
