@@ -17,9 +17,9 @@ from pathlib import Path
 
 from engine.errors import ModelFileError, SettingError
 from models.atomic import write_json
-from models.derive import all_derived
+from models.derive import all_derived, remove_derived
 from models.folders import data_folder, models_folder
-from models.gguf_file import GgufFacts, is_later_part, read_header
+from models.gguf_file import GgufFacts, is_later_part, read_header, split_paths
 from models.starter import MODEL_NAME, starter_path
 
 STARTER_NAME = "starter"
@@ -75,6 +75,27 @@ def resolve(name_or_path: str) -> Path:
     near_names = [name for name in paths if name.lower() in near]
     hint = f"did you mean {' or '.join(near_names)}?" if near_names else "`python launch.py models` lists what there is"
     raise ModelFileError(f"no model file and no installed model is called {name_or_path!r}; {hint}")
+
+
+def remove_model(name: str) -> str:
+    """Delete a derived or fetched model, or forget an added folder; returns what was removed.
+
+    Other files belong to other programs or to the user, and are refused.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir() or folder.resolve() in added_folders():
+        remove_folder(folder)
+        return f"the folder {folder} from the places to look in; its files stay"
+    path = resolve(name)
+    for derived in all_derived():
+        if path.resolve() == derived.path.resolve():
+            remove_derived(derived)
+            return derived.name
+    if not path.resolve().is_relative_to(models_folder().resolve()):
+        raise SettingError(f"{path} was not fetched or made by Quorum, so it is not Quorum's to delete")
+    for part in split_paths(path):
+        part.unlink(missing_ok=True)
+    return path.name
 
 
 def added_folders() -> tuple[Path, ...]:

@@ -1,0 +1,262 @@
+"""`launch.py models ...`: what is installed, fetching more, what fits together, derived drafters.
+
+Results go to stdout and progress to stderr, so that `--json` can be piped. A `QuorumError` is left to the caller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from gguf.constants import LlamaFileType
+
+from engine.errors import SettingError
+from models.derive import derive, derive_default
+from models.gguf_file import read_header
+from models.library import InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
+from models.pairing import Verdict, pairings
+from models.progress import Progress
+from models.starter import fetch_starter
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_FORMATS = {
+    "q4_0": LlamaFileType.MOSTLY_Q4_0,
+    "q2_k": LlamaFileType.MOSTLY_Q2_K,
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `models` and what can follow it to the program's parser."""
+    parser = subparsers.add_parser("models", help="list, fetch, pair and derive model files")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    actions = parser.add_subparsers(dest="models_action", metavar="ACTION")
+
+    listing = actions.add_parser("list", help="what is installed (also without ACTION)")
+    listing.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document")
+
+    fetch = actions.add_parser("fetch", help="download a model")
+    fetch.add_argument("what", nargs="?", default="starter", help="starter (the default)")
+
+    pair = actions.add_parser("pair", help="which installed files can draft for a target, and why others cannot")
+    pair.add_argument("target", help="name or path")
+    pair.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document")
+
+    deriving = actions.add_parser("derive", help="make a drafter from a target: fewer layers, fewer bits, or both")
+    deriving.add_argument("target", help="name or path")
+    deriving.add_argument("--drop", type=_layers, help="layers to leave out, as 10,14")
+    deriving.add_argument("--bits", type=str.lower, choices=sorted(_FORMATS), help="format of the copy's weights")
+
+    removing = actions.add_parser("remove", help="delete a derived or fetched model; forget an added folder")
+    removing.add_argument("name", help="name of a model, or an added folder")
+
+    adding = actions.add_parser("add-folder", help="look for models in this folder too")
+    adding.add_argument("folder", type=Path)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the arguments say.
+
+    Raises:
+        QuorumError: it cannot be done; the message says why.
+    """
+    actions: dict[str | None, Callable[[argparse.Namespace], None]] = {
+        None: _list,
+        "list": _list,
+        "fetch": _fetch,
+        "pair": _pair,
+        "derive": _derive,
+        "remove": _remove,
+        "add-folder": _add_folder,
+    }
+    actions[args.models_action](args)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> None:
+    models = list_models()
+    if args.json:
+        _print_json([_as_json(model) for model in models])
+    elif models:
+        _print_table(("NAME", "SIZE", "FORMAT", "PARAMETERS", "CONTEXT", "FROM"), map(_row, models))
+        for model in models:
+            if model.fault:
+                print(f"\n{model.name} cannot be used: {model.fault}")
+    else:
+        print("No model is installed. `python launch.py models fetch` gets the starter (98 MB).")
+
+
+def _fetch(args: argparse.Namespace) -> None:
+    if args.what != "starter":
+        raise SettingError(f"cannot fetch {args.what!r}; `starter` is what can be fetched")
+    with ProgressLine(sys.stderr) as line:
+        path = fetch_starter(line.show)
+    print(path)
+
+
+def _pair(args: argparse.Namespace) -> None:
+    target = resolve(args.target)
+    verdicts = [verdict for verdict in pairings(target) if verdict.path.resolve() != target.resolve()]
+    if args.json:
+        _print_json([_verdict_as_json(verdict) for verdict in verdicts])
+        return
+    print(f"Drafters for {target.stem}: ngram and suffix always; of the installed models:")
+    for verdict in verdicts:
+        mark = "fits" if verdict.is_worth_choosing else "fits, but" if verdict.is_compatible else "no"
+        print(f"  {mark:<10}{verdict.name}")
+        for text in (verdict.reason, verdict.caution):
+            if text:
+                print(f"            {text}")
+    suggestions = {verdict.suggestion for verdict in verdicts if verdict.suggestion}
+    for suggestion in sorted(suggestions):
+        print(f"Suggestion: {suggestion}.")
+    if not verdicts:
+        print(f"  none. `python launch.py models derive {args.target}` makes one from the target.")
+
+
+def _derive(args: argparse.Namespace) -> None:
+    target = resolve(args.target)
+    with ProgressLine(sys.stderr) as line:
+        if args.drop is None and args.bits is None:
+            made = derive_default(target, line.show)
+        else:
+            made = derive(target, args.drop or (), _FORMATS[args.bits] if args.bits else None, line.show)
+    print(made.path)
+    print(f"{made.name}: {_size(made.size_bytes)}, target {_size(read_header(target).size_bytes)}", file=sys.stderr)
+
+
+def _remove(args: argparse.Namespace) -> None:
+    print(f"removed {remove_model(args.name)}", file=sys.stderr)
+
+
+def _add_folder(args: argparse.Namespace) -> None:
+    add_folder(args.folder)
+    folder = added_folders()[-1]
+    found = sum(model.path.is_relative_to(folder) for model in list_models())
+    print(f"{args.folder}: {found} model file{'' if found == 1 else 's'}", file=sys.stderr)
+
+
+class ProgressLine:
+    """Shows readings on one line of a terminal, and a line for each phase elsewhere; ends the line on leaving."""
+
+    _SECONDS_BETWEEN = 0.2
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._phase = ""
+        self._width = 0
+        self._shown_at = 0.0
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            print(file=self._stream)
+
+    def show(self, progress: Progress) -> None:
+        is_new = progress.phase != self._phase
+        now = time.monotonic()
+        is_done = 0 < progress.total_bytes <= progress.done_bytes
+        if not is_new and not is_done and now - self._shown_at < self._SECONDS_BETWEEN:
+            return
+        self._shown_at = now
+        if not self._is_terminal:
+            if is_new:
+                print(progress.phase, file=self._stream, flush=True)
+            self._phase = progress.phase
+            return
+        if is_new and self._width:
+            print(file=self._stream)
+            self._width = 0
+        self._phase = progress.phase
+        text = _reading(progress)
+        print(f"\r{text.ljust(self._width)}", end="", file=self._stream, flush=True)
+        self._width = len(text)
+
+
+def _reading(progress: Progress) -> str:
+    if not progress.total_bytes:
+        return progress.phase
+    share = 100 * progress.done_bytes // progress.total_bytes
+    return f"{progress.phase}: {share} % of {_size(progress.total_bytes)}"
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"layers are numbers with commas between them, as 10,14; found {text!r}")
+    return tuple(map(int, text.split(",")))
+
+
+def _row(model: InstalledModel) -> tuple[str, ...]:
+    facts = model.facts
+    if facts is None:
+        return (model.name, "-", "-", "-", "-", model.origin.value)
+    return (
+        model.name,
+        _size(facts.size_bytes),
+        facts.quantisation,
+        f"{facts.parameter_count / 1e6:,.0f} M",
+        str(facts.context_tokens),
+        model.origin.value,
+    )
+
+
+def _as_json(model: InstalledModel) -> dict[str, object]:
+    facts = model.facts
+    described: dict[str, object] = {
+        "name": model.name,
+        "path": str(model.path),
+        "origin": model.origin.value,
+        "fault": model.fault,
+        "derived_from": model.derived_from,
+    }
+    if facts is not None:
+        described |= {
+            "size_bytes": facts.size_bytes,
+            "architecture": facts.architecture,
+            "quantisation": facts.quantisation,
+            "parameter_count": facts.parameter_count,
+            "layer_count": facts.layer_count,
+            "context_tokens": facts.context_tokens,
+            "vocabulary_size": facts.vocabulary_size,
+            "has_chat_template": facts.has_chat_template,
+            "licence": facts.licence,
+            "expansion": facts.expansion,
+        }
+    return described
+
+
+def _verdict_as_json(verdict: Verdict) -> dict[str, object]:
+    return {
+        "name": verdict.name,
+        "path": str(verdict.path),
+        "is_compatible": verdict.is_compatible,
+        "reason": verdict.reason,
+        "caution": verdict.caution,
+        "suggestion": verdict.suggestion,
+    }
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from app.models_command import ProgressLine, add_parser, run
+from engine.errors import ModelFileError, SettingError
+from models.derive import all_derived
+from models.folders import models_folder
+from models.progress import Progress
+from models.starter import starter_path
+from tests.models.making import token_texts, write_tiny_llama, write_vocabulary
+
+
+def models(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return run(parser.parse_args(["models", *arguments]))
+
+
+@pytest.fixture
+def tiny(home: Path) -> Path:
+    return write_tiny_llama(models_folder() / "Tiny-F16.gguf", layer_count=3)
+
+
+def test_an_empty_list_says_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert models() == 0
+    assert "models fetch" in capsys.readouterr().out
+
+
+def test_the_list_is_a_table_with_faults_below(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (models_folder() / "broken.gguf").write_bytes(b"GGUF")
+    assert models("list") == 0
+    head, first, second, _, fault = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "SIZE", "FORMAT", "PARAMETERS", "CONTEXT", "FROM"]
+    assert first.split() == ["Tiny-F16", "0", "MB", "F16", "0", "M", "256", "fetched"]
+    assert second.split()[0] == "broken"
+    assert fault.startswith("broken cannot be used: ")
+
+
+@pytest.mark.parametrize("arguments", [("--json",), ("list", "--json")])
+def test_the_list_as_json(arguments: tuple[str, ...], tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models(*arguments)
+    (model,) = json.loads(capsys.readouterr().out)
+    assert (model["name"], model["path"], model["layer_count"]) == ("Tiny-F16", str(tiny), 3)
+
+
+def test_a_present_starter_is_not_fetched_again(home: Path, starter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.link(starter, starter_path())
+    assert models("fetch") == 0
+    assert capsys.readouterr().out.strip() == str(starter_path())
+
+
+def test_a_pairing_explains_itself(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_vocabulary(models_folder() / "target.gguf", token_texts(300), filler_bytes=400_000)
+    write_vocabulary(models_folder() / "good.gguf", token_texts(300))
+    write_vocabulary(models_folder() / "bad.gguf", token_texts(300)[::-1])
+    models("pair", "target")
+    printed = capsys.readouterr().out
+    assert "fits      good" in printed
+    assert "token 5 is 'token5' in the target" in printed
+    models("pair", "target", "--json")
+    verdicts = {verdict["name"]: verdict for verdict in json.loads(capsys.readouterr().out)}
+    assert {name: verdict["is_compatible"] for name, verdict in verdicts.items()} == {"good": True, "bad": False}
+
+
+def test_deriving_and_removing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models("derive", "Tiny-F16", "--drop", "1", "--bits", "q8_0")
+    (copy,) = all_derived()
+    assert (copy.dropped_layers, copy.quantisation) == ((1,), "Q8_0")
+    assert capsys.readouterr().out.strip() == str(copy.path)
+    models("remove", copy.name)
+    assert all_derived() == ()
+    models("remove", "Tiny-F16")
+    assert not tiny.exists()
+    with pytest.raises(ModelFileError):
+        models("remove", "Tiny-F16")
+
+
+def test_malformed_layers_are_a_usage_error(tiny: Path) -> None:
+    with pytest.raises(SystemExit):
+        models("derive", "Tiny-F16", "--drop", "1;2")
+
+
+def test_folders_are_added_and_forgotten_and_their_files_stay(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    mine = write_tiny_llama(shelf / "mine.gguf", layer_count=2)
+    models("add-folder", str(shelf))
+    assert "1 model file\n" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="not Quorum's to delete"):
+        models("remove", "mine")
+    models("remove", str(shelf))
+    models()
+    assert "No model is installed" in capsys.readouterr().out
+    assert mine.exists()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_rewrites_a_line_on_a_terminal_and_adds_lines_elsewhere() -> None:
+    readings = [Progress("copying", 0, 10**9), Progress("copying", 10**9, 10**9), Progress("quantising")]
+    terminal, pipe = _Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        with ProgressLine(stream) as line:
+            for reading in readings:
+                line.show(reading)
+    assert terminal.getvalue().startswith("\rcopying: 0 % of 1.00 GB\rcopying: 100 % of 1.00 GB")
+    assert terminal.getvalue().endswith("\n\rquantising\n")
+    assert pipe.getvalue() == "copying\nquantising\n"
