@@ -1,0 +1,65 @@
+"""From what a user picks in the page to the settings the engine takes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.jobs import PhaseReport, Preparation
+from engine.config import (
+    Exactness,
+    ModelPlacement,
+    SetConfig,
+)
+from models.folders import cache_folder
+from models.library import STARTER_NAME, resolve
+from models.pairing import FREE_DRAFTERS, choose_drafters
+from models.progress import Progress
+from models.starter import fetch_starter
+
+
+@dataclass(frozen=True, slots=True)
+class SetChoice:
+    """A target and its drafters, as named by a user."""
+
+    target: str = STARTER_NAME
+    """Name or path; the starter is fetched when it is not there."""
+    drafters: tuple[str, ...] | None = None
+    """Names or paths; None leaves the choice to what fits the target and the memory."""
+    context_tokens: int = 4096
+    placement: ModelPlacement | None = None
+    exactness: Exactness = Exactness.EXACT
+
+
+def preparation(choice: SetChoice) -> Preparation:
+    """What a load has to do before it can begin: find files by name, fetch the starter, choose drafters."""
+
+    def prepare(report: PhaseReport, cancel: threading.Event) -> SetConfig:
+        target = _find_target(choice.target, report, cancel)
+        drafters = choice.drafters
+        if drafters is None:
+            report("Looking for drafters", 0.0)
+            drafters = choose_drafters(target, choice.context_tokens)
+        return SetConfig(
+            target=target,
+            drafters=tuple(name if name in FREE_DRAFTERS else str(resolve(name)) for name in drafters),
+            context_tokens=choice.context_tokens,
+            placement=choice.placement or ModelPlacement(),
+            exactness=choice.exactness,
+            cost_file=cache_folder() / "costs.json",
+        )
+
+    return prepare
+
+
+def _find_target(name: str, report: PhaseReport, cancel: threading.Event) -> Path:
+    def show(progress: Progress) -> None:
+        phase = progress.phase[:1].upper() + progress.phase[1:]
+        if progress.total_bytes:
+            megabytes = f"{progress.done_bytes / 1e6:.0f} of {progress.total_bytes / 1e6:.0f} MB"
+            report(f"{phase}: {megabytes}", progress.done_bytes / progress.total_bytes)
+        else:
+            report(phase, 0.0)
+
+    return fetch_starter(show, cancel) if name == STARTER_NAME else resolve(name)

@@ -1,0 +1,174 @@
+"""An answer in the making: the worker records the engine's events, any number of readers watch.
+
+Reading tells that somebody is there. A run that nobody has read for the grace time is abandoned, and the worker ends
+it; a page that comes back before that goes on reading where the answer has got to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from app.jobs import Job, JobState
+from engine.config import GenerationSettings
+from engine.types import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    Metrics,
+    PrefillProgress,
+    SpeculationState,
+    Timings,
+)
+
+GRACE_S = 15.0
+NOW_WINDOW_S = 1.5
+"""The stretch of time over which the present speed is taken."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReading:
+    """One step, as far as a plot needs it."""
+
+    sent: int
+    """Draft tokens sent to the target: the speculation length."""
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """An answer as it stands."""
+
+    revision: int
+    state: JobState
+    text: str = ""
+    prefill: PrefillProgress | None = None
+    steps: tuple[StepReading, ...] = ()
+    metrics: Metrics | None = None
+    timings: Timings | None = None
+    speculation: SpeculationState | None = None
+    length_reason: str = ""
+    """Why the last step had the length it had."""
+    tokens_per_second_now: float | None = None
+    finish_reason: FinishReason | None = None
+    is_abandoned: bool = False
+    """It was ended because nobody was reading."""
+    error: str = ""
+
+
+class Run(Job):
+    """One answer to the last question of a conversation."""
+
+    def __init__(
+        self, conversation_id: str, turn: int, settings: GenerationSettings, clock: Clock, grace_s: float = GRACE_S
+    ) -> None:
+        super().__init__()
+        self.conversation_id = conversation_id
+        self.turn = turn
+        self.settings = settings
+        self._clock = clock
+        self._grace_s = grace_s
+        self._read_at = clock()
+        self._waiting_readers = 0
+        self._text: list[str] = []
+        self._prefill: PrefillProgress | None = None
+        self._steps: list[StepReading] = []
+        self._metrics: Metrics | None = None
+        self._timings: Timings | None = None
+        self._speculation: SpeculationState | None = None
+        self._length_reason = ""
+        self._emitted: deque[tuple[float, int]] = deque()
+        self._finish_reason: FinishReason | None = None
+        self._is_abandoned = False
+
+    def read(self) -> RunSnapshot:
+        """The answer as it stands, for somebody who is there to read it."""
+        with self._changed:
+            self._read_at = self._clock()
+            return self._snapshot()
+
+    def read_after(self, revision: int, timeout_s: float) -> RunSnapshot:
+        """As `read`, once there is something newer than `revision`, at the latest after `timeout_s`."""
+        with self._changed, self._reading():
+            self._changed.wait_for(lambda: self._revision > revision, timeout_s)
+            return self._snapshot()
+
+    def peek(self) -> RunSnapshot:
+        """The answer as it stands; does not count as reading."""
+        with self._changed:
+            return self._snapshot()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody has read it within the grace time."""
+        with self._changed:
+            return self._waiting_readers > 0 or self._clock() - self._read_at <= self._grace_s
+
+    def abandon(self) -> None:
+        """Cancel it because nobody reads it."""
+        with self._changed:
+            self._is_abandoned = True
+        self.cancel()
+
+    def record(self, event: GenerationEvent) -> None:
+        """Take in one event of the engine."""
+        with self._changed:
+            if isinstance(event, PrefillProgress):
+                self._prefill = event
+            else:
+                self._metrics = event.metrics
+                self._timings = event.timings
+                self._speculation = event.state
+                if isinstance(event, Finished):
+                    self._text = [event.text]
+                    self._finish_reason = event.reason
+                else:
+                    self._text.append(event.text)
+                    self._steps.append(StepReading(event.step.verified, event.step.accepted))
+                    self._length_reason = event.step.reason
+                    self._note_pace(event.step.emitted)
+            self._touch()
+
+    def _note_pace(self, emitted: int) -> None:
+        now = self._clock()
+        self._emitted.append((now, emitted))
+        while now - self._emitted[0][0] > NOW_WINDOW_S:
+            self._emitted.popleft()
+
+    def _pace(self) -> float | None:
+        """Tokens per second of late; the first step of the window only marks its beginning."""
+        if self.is_over or len(self._emitted) < 2:
+            return None
+        elapsed_s = self._emitted[-1][0] - self._emitted[0][0]
+        tokens = sum(count for _, count in self._emitted) - self._emitted[0][1]
+        return tokens / elapsed_s if elapsed_s > 0 else None
+
+    def _snapshot(self) -> RunSnapshot:
+        return RunSnapshot(
+            revision=self._revision,
+            state=self._state,
+            text="".join(self._text),
+            prefill=self._prefill,
+            steps=tuple(self._steps),
+            metrics=self._metrics,
+            timings=self._timings,
+            speculation=self._speculation,
+            length_reason=self._length_reason,
+            tokens_per_second_now=self._pace(),
+            finish_reason=self._finish_reason,
+            is_abandoned=self._is_abandoned,
+            error=self._error,
+        )
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._waiting_readers += 1
+        try:
+            yield
+        finally:
+            self._waiting_readers -= 1
+            self._read_at = self._clock()

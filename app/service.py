@@ -1,0 +1,205 @@
+"""The one loaded set and the one thread that works with it.
+
+Native contexts belong to the thread that made them, so a single worker loads, answers and closes, one job after the
+other; whoever wants something done asks here and watches the job. Answers go on while pages come and go. A set that
+cannot be loaded leaves the one before it in place, and conversations outlive both. Nothing outlives `close`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+
+from app.conversations import Conversations
+from app.jobs import Job, JobState, Load, Preparation
+from app.run import GRACE_S, Clock, Run
+from app.worker import LoadedFacts, NotReady, Worker
+from engine.config import GenerationSettings
+from engine.errors import PromptError, QuorumError
+from engine.runtime.model import LoadCancelled
+from models.progress import Cancelled
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Loads sets and answers questions, in the order in which they are asked."""
+
+    def __init__(
+        self, conversations: Conversations, *, clock: Clock = time.monotonic, grace_s: float = GRACE_S
+    ) -> None:
+        self.conversations = conversations
+        self._clock = clock
+        self._grace_s = grace_s
+        self._wake = threading.Condition()
+        self._queue: deque[Job] = deque()
+        self._current: Job | None = None
+        self._runs: dict[str, Run] = {}
+        self._load: Load | None = None
+        self._is_closed = False
+        self._worker = Worker(conversations)
+        self._thread = threading.Thread(target=self._work, name="quorum-worker")
+        self._thread.start()
+
+    # What is going on
+
+    @property
+    def loaded(self) -> LoadedFacts | None:
+        """What is loaded now; None while a set is being exchanged."""
+        return self._worker.facts
+
+    @property
+    def last_load(self) -> Load | None:
+        """The latest load that was asked for, whatever became of it."""
+        return self._load
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def run_of(self, conversation_id: str) -> Run | None:
+        """The latest answer of a conversation, running or over."""
+        with self._wake:
+            return self._runs.get(conversation_id)
+
+    def jobs_ahead(self, job: Job) -> tuple[Job, ...]:
+        """Jobs that come before this one; empty once it runs."""
+        with self._wake:
+            jobs = [self._current, *self._queue] if self._current else [*self._queue]
+            before = jobs[: jobs.index(job)] if job in jobs else []
+            return tuple(other for other in before if not other.is_over)
+
+    # What can be asked for
+
+    def load(self, prepare: Preparation) -> Load:
+        """Load another set when the running answer is done; a load that was still under way is given up."""
+        job = Load(prepare)
+        with self._wake:
+            if self._load is not None:
+                self._load.cancel()
+            self._load = job
+            self._enqueue(job)
+        return job
+
+    def ask(self, conversation_id: str, question: str, settings: GenerationSettings, system_prompt: str = "") -> Run:
+        """Answer a question in a conversation.
+
+        Raises:
+            QuorumError: the question is empty, the conversation is busy or gone, or no set is loaded or being loaded.
+        """
+        if not question.strip():
+            raise PromptError("the message is empty; write something to answer")
+        with self._wake:
+            self._require_ready(conversation_id)
+            turn = self.conversations.add_turn(conversation_id, question, system_prompt)
+            if turn is None:
+                raise NotReady("this conversation is no longer there; start a new chat")
+            run = Run(conversation_id, turn, settings, self._clock, self._grace_s)
+            self._runs[conversation_id] = run
+            self._enqueue(run)
+            return run
+
+    def retry(self, conversation_id: str, settings: GenerationSettings, system_prompt: str = "") -> Run:
+        """Answer the last question of a conversation anew.
+
+        Raises:
+            QuorumError: as `ask`, or there is no question yet.
+        """
+        with self._wake:
+            self._require_ready(conversation_id)
+            turn = self.conversations.drop_last_turn(conversation_id)
+            if turn is None:
+                raise NotReady("there is no question to answer again; ask one first")
+            return self.ask(conversation_id, turn.question, settings, system_prompt)
+
+    def stop(self, conversation_id: str) -> None:
+        """End the running answer of a conversation; what there is of it is kept."""
+        run = self.run_of(conversation_id)
+        if run is not None:
+            run.cancel()
+
+    def forget(self, conversation_id: str) -> None:
+        """Delete a conversation and end its answer."""
+        self.stop(conversation_id)
+        self.conversations.delete(conversation_id)
+        with self._wake:
+            self._runs.pop(conversation_id, None)
+
+    def close(self) -> None:
+        """End everything and free the set."""
+        with self._wake:
+            self._is_closed = True
+            jobs = [*self._queue, self._current]
+            self._wake.notify_all()
+        for job in jobs:
+            if job is not None:
+                job.cancel()
+        self._thread.join()
+
+    def _require_ready(self, conversation_id: str) -> None:
+        run = self._runs.get(conversation_id)
+        if run is not None and not run.is_over:
+            raise NotReady("this conversation is still being answered; wait for the end, or stop it")
+        if self._worker.facts is None and (self._load is None or self._load.is_over):
+            raise NotReady("no model is loaded; choose one and load it, then ask again")
+
+    def _enqueue(self, job: Job) -> None:
+        with self._wake:
+            if self._is_closed:
+                raise NotReady("Quorum is shutting down")
+            self._queue.append(job)
+            self._wake.notify_all()
+
+    # The worker's thread
+
+    def _work(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                if isinstance(job, Run) and not job.is_read:
+                    job.abandon()
+                if not job.start():
+                    continue
+                try:
+                    self._do(job)
+                finally:
+                    with self._wake:
+                        self._current = None
+        finally:
+            self._worker.close()
+
+    def _next(self) -> Job | None:
+        """The next job, waiting for one; None when the service is closed."""
+        with self._wake:
+            idle = not self._queue
+        if idle:
+            self._rest()
+        with self._wake:
+            self._wake.wait_for(lambda: self._queue or self._is_closed)
+            if self._is_closed:
+                return None
+            self._current = self._queue.popleft()
+            return self._current
+
+    def _rest(self) -> None:
+        try:
+            self._worker.rest()
+        except OSError as error:
+            log.warning("what was measured on this machine could not be kept: %s", error)
+
+    def _do(self, job: Job) -> None:
+        try:
+            state = JobState.DONE
+            if isinstance(job, Load):
+                self._worker.load(job)
+            elif isinstance(job, Run):
+                state = self._worker.answer(job)
+            job.finish(state)
+        except (Cancelled, LoadCancelled):
+            job.finish(JobState.CANCELLED)
+        except QuorumError as error:
+            job.finish(JobState.FAILED, str(error))
+        except Exception as error:
+            log.exception("a job failed in a way that should not happen")
+            job.finish(JobState.FAILED, f"Quorum made a mistake ({type(error).__name__}: {error}); please report it")

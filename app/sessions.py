@@ -1,0 +1,64 @@
+"""One engine session per conversation, a few at a time, so that a follow-up question finds its cache warm.
+
+All sessions share the cells of one cache. The pool closes those that were used longest ago, when there are too many
+and when the conversation at hand needs their room. Only the worker touches it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from engine.loader import LoadedSet
+from engine.session import Session
+
+MOST_SESSIONS = 4
+
+
+class SessionPool:
+    """Owns the sessions of a loaded set."""
+
+    def __init__(self, loaded: LoadedSet) -> None:
+        self._loaded = loaded
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def session(self, conversation_id: str) -> Session:
+        """The conversation's session, made when there is none."""
+        if conversation_id not in self._sessions:
+            while len(self._sessions) >= MOST_SESSIONS:
+                self._close_oldest()
+            self._sessions[conversation_id] = Session(self._loaded)
+        self._sessions.move_to_end(conversation_id)
+        session = self._sessions[conversation_id]
+        self.make_room(len(session.tokens))
+        return session
+
+    def make_room(self, needed_tokens: int) -> None:
+        """Close other sessions until the one used last can hold so many tokens and take in one more batch."""
+        limit = self.context_tokens - needed_tokens - self._loaded.context.settings.batch_tokens
+        while len(self._sessions) > 1 and self._tokens_of_others() > limit:
+            self._close_oldest()
+
+    def drop(self, conversation_id: str) -> None:
+        if conversation_id in self._sessions:
+            self._sessions.pop(conversation_id).close()
+
+    def close(self) -> None:
+        while self._sessions:
+            self._close_oldest()
+
+    @property
+    def context_tokens(self) -> int:
+        """What all sessions together can hold."""
+        return self._loaded.context.context_tokens
+
+    @property
+    def conversation_ids(self) -> tuple[str, ...]:
+        """Longest unused first."""
+        return tuple(self._sessions)
+
+    def _tokens_of_others(self) -> int:
+        return sum(len(session.tokens) for session in list(self._sessions.values())[:-1])
+
+    def _close_oldest(self) -> None:
+        _, session = self._sessions.popitem(last=False)
+        session.close()
