@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from gguf.constants import LlamaFileType
 
-from engine.errors import SettingError
+from models import hub
 from models.derive import derive, derive_default
 from models.gguf_file import read_header
-from models.library import InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
+from models.library import STARTER_NAME, InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
 from models.pairing import Verdict, pairings
 from models.progress import Progress
 from models.starter import fetch_starter
@@ -44,7 +44,9 @@ def add_parser(subparsers: Subparsers) -> None:
     listing.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document")
 
     fetch = actions.add_parser("fetch", help="download a model")
-    fetch.add_argument("what", nargs="?", default="starter", help="starter (the default)")
+    fetch.add_argument(
+        "what", nargs="?", default="starter", help="starter (the default), or OWNER/REPOSITORY[:FORMAT or :FILE]"
+    )
 
     pair = actions.add_parser("pair", help="which installed files can draft for a target, and why others cannot")
     pair.add_argument("target", help="name or path")
@@ -95,10 +97,8 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _fetch(args: argparse.Namespace) -> None:
-    if args.what != "starter":
-        raise SettingError(f"cannot fetch {args.what!r}; `starter` is what can be fetched")
     with ProgressLine(sys.stderr) as line:
-        path = fetch_starter(line.show)
+        path = fetch_starter(line.show) if args.what.lower() == STARTER_NAME else hub.fetch(args.what, line.show)
     print(path)
 
 
@@ -188,7 +188,11 @@ def _reading(progress: Progress) -> str:
     if not progress.total_bytes:
         return progress.phase
     share = 100 * progress.done_bytes // progress.total_bytes
-    return f"{progress.phase}: {share} % of {_size(progress.total_bytes)}"
+    text = f"{progress.phase}: {share} % of {_size(progress.total_bytes)}"
+    if progress.seconds_left is None:
+        return text
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    return f"{text}, {_size(progress.bytes_per_second)}/s, {minutes}:{seconds:02d} left"
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -247,7 +251,7 @@ def _verdict_as_json(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def _size(size_bytes: int) -> str:
+def _size(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 

@@ -30,6 +30,12 @@ def sha256_of(path: Path, report: Report = no_report, cancel: threading.Event | 
     return digest
 
 
+def remember(path: Path, sha256: str) -> None:
+    """Note the hash of a file that was hashed while it was written."""
+    state = path.stat()
+    write_json(_index(), _remembered() | {str(path.resolve()): [state.st_size, state.st_mtime_ns, sha256]})
+
+
 def hash_file(path: Path, report: Report = no_report, cancel: threading.Event | None = None) -> str:
     """The SHA-256 of the file, read now."""
     total_bytes = path.stat().st_size

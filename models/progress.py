@@ -17,6 +17,15 @@ class Progress:
     done_bytes: int = 0
     total_bytes: int = 0
     """Zero where the end cannot be foreseen."""
+    bytes_per_second: float = 0.0
+    """Of late; zero where it is not known."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None where it cannot be foreseen."""
+        if not self.total_bytes or not self.bytes_per_second:
+            return None
+        return max(0, self.total_bytes - self.done_bytes) / self.bytes_per_second
 
 
 Report = Callable[[Progress], None]

@@ -56,6 +56,11 @@ def test_a_present_starter_is_not_fetched_again(home: Path, starter: Path, capsy
     assert capsys.readouterr().out.strip() == str(starter_path())
 
 
+def test_what_is_no_repository_is_refused(home: Path) -> None:
+    with pytest.raises(SettingError, match="OWNER/REPOSITORY"):
+        models("fetch", "nonsense")
+
+
 def test_a_pairing_explains_itself(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_vocabulary(models_folder() / "target.gguf", token_texts(300), filler_bytes=400_000)
     write_vocabulary(models_folder() / "good.gguf", token_texts(300))
@@ -109,12 +114,12 @@ class _Terminal(io.StringIO):
 
 
 def test_progress_rewrites_a_line_on_a_terminal_and_adds_lines_elsewhere() -> None:
-    readings = [Progress("copying", 0, 10**9), Progress("copying", 10**9, 10**9), Progress("quantising")]
+    readings = [Progress("copying", 0, 10**9, 10**7), Progress("copying", 10**9, 10**9), Progress("quantising")]
     terminal, pipe = _Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         with ProgressLine(stream) as line:
             for reading in readings:
                 line.show(reading)
-    assert terminal.getvalue().startswith("\rcopying: 0 % of 1.00 GB\rcopying: 100 % of 1.00 GB")
+    assert terminal.getvalue().startswith("\rcopying: 0 % of 1.00 GB, 10 MB/s, 1:40 left\rcopying: 100 % of 1.00 GB ")
     assert terminal.getvalue().endswith("\n\rquantising\n")
     assert pipe.getvalue() == "copying\nquantising\n"
