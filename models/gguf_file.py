@@ -66,8 +66,13 @@ class GgufFacts:
 
     @property
     def stem(self) -> str:
-        """The file name without its ending and without the format that many names carry."""
-        return re.sub(rf"[.-]{re.escape(self.quantisation)}$", "", self.path.stem, flags=re.IGNORECASE)
+        """The file name without its ending and without the format that many names carry.
+
+        Some programs name files after their hash; then it is the model's name, as far as it can be a file name.
+        """
+        is_named = self.path.suffix.lower() == ".gguf"
+        name = self.path.stem if is_named else re.sub(r"[^\w.-]+", "-", self.name).strip("-.") or "model"
+        return re.sub(rf"[.-]{re.escape(self.quantisation)}$", "", name, flags=re.IGNORECASE)
 
 
 def read_header(path: Path) -> GgufFacts:

@@ -1,41 +1,43 @@
 """What is installed: every model file in the places Quorum knows, by name, with its facts or its fault.
 
-Nothing is copied and nothing is loaded. A place is a kind of origin and the files found there; another tool's folder
-becomes known by one more entry in `_places`. A model is named after its file; where two files share a name, the
-later one is named with its folder.
+Nothing is copied and nothing is loaded, and a header is read again only when its file has changed. A model is named
+after its file, or as the program that keeps it names it; where two share a name, the later one is named with its
+folder.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.errors import ModelFileError, SettingError
 from models.atomic import write_json
 from models.derive import all_derived, remove_derived
 from models.folders import data_folder, models_folder
-from models.gguf_file import GgufFacts, is_later_part, read_header, split_paths
+from models.gguf_file import GgufFacts, split_paths
+from models.header_index import HeaderIndex
+from models.other_tools import Candidate, Origin, files_below, other_tools
 from models.starter import MODEL_NAME, starter_path
 
 STARTER_NAME = "starter"
 """Names the starter target wherever a model can be named, besides its file name."""
+_NO_LANGUAGE_MODELS = ("clip",)
+"""Architectures of the image projectors that lie beside models."""
 
-_MAX_DEPTH = 4
-"""Folders below a model folder that are searched: publisher/model/file and one to spare."""
-
-
-class Origin(str, Enum):
-    """Where an installed model comes from."""
-
-    STARTER = "starter"
-    DERIVED = "derived"
-    FETCHED = "fetched"
-    FOLDER = "folder"
+__all__ = (
+    "STARTER_NAME",
+    "InstalledModel",
+    "Origin",
+    "add_folder",
+    "added_folders",
+    "list_models",
+    "remove_folder",
+    "remove_model",
+    "resolve",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class InstalledModel:
 
 def list_models() -> tuple[InstalledModel, ...]:
     """Every model file found, starter first; a broken one is listed with its fault."""
-    return tuple(_described(name, path, origin, derived_from) for name, path, origin, derived_from in _named_places())
+    with HeaderIndex() as index:
+        return tuple(_described(candidate, index) for candidate in _named())
 
 
 def resolve(name_or_path: str) -> Path:
@@ -64,7 +67,7 @@ def resolve(name_or_path: str) -> Path:
         return path
     if text.lower() == STARTER_NAME:
         return _present_starter()
-    paths = {name: path for name, path, _, _ in _named_places()}
+    paths = {candidate.name: candidate.path for candidate in _named()}
     by_lower_case = {name.lower(): path for name, path in paths.items()}
     wanted = text.lower().removesuffix(".gguf")
     if wanted in by_lower_case:
@@ -129,58 +132,48 @@ def remove_folder(folder: Path) -> None:
     _save_folders(tuple(known for known in added_folders() if known != resolved))
 
 
-def _places() -> Iterator[tuple[Origin, Path, str]]:
-    """Every candidate file with its origin and, for a derived copy, its target's hash."""
-    yield Origin.STARTER, starter_path(), ""
-    for path in _model_files(models_folder()):
-        yield Origin.FETCHED, path, ""
+def _candidates() -> Iterator[Candidate]:
+    """Every file that should be a model: ours, then those of the user's folders, then other programs'."""
+    yield Candidate(Origin.STARTER, starter_path().stem, starter_path())
+    yield from files_below(models_folder(), Origin.FETCHED)
     for model in all_derived():
-        yield Origin.DERIVED, model.path, model.target_sha256
+        yield Candidate(Origin.DERIVED, model.path.stem, model.path, model.target_sha256)
     for folder in added_folders():
-        for path in _model_files(folder):
-            yield Origin.FOLDER, path, ""
+        yield from files_below(folder, Origin.FOLDER)
+    yield from other_tools()
 
 
-def _named_places() -> Iterator[tuple[str, Path, Origin, str]]:
+def _named() -> Iterator[Candidate]:
     """Each file once, under a name of its own."""
     seen: set[Path] = set()
     names: set[str] = set()
-    for origin, path, derived_from in _places():
-        resolved = path.resolve()
-        if resolved in seen or not path.is_file():
+    for candidate in _candidates():
+        resolved = candidate.path.resolve()
+        if resolved in seen or not candidate.path.is_file():
             continue
         seen.add(resolved)
-        name = path.stem
-        for parent in path.parents:
+        name = candidate.name
+        for parent in candidate.path.parents:
             if name.lower() not in names:
                 break
             name = f"{parent.name}/{name}"
         names.add(name.lower())
-        yield name, path, origin, derived_from
+        yield replace(candidate, name=name)
 
 
-def _model_files(folder: Path) -> Iterator[Path]:
-    """GGUF files in a folder and below, in order; hidden ones and later parts of split models left out."""
-    for parent, folders, files in os.walk(folder):
-        depth = len(Path(parent).relative_to(folder).parts)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and depth < _MAX_DEPTH)
-        for name in sorted(files):
-            path = Path(parent, name)
-            if path.suffix.lower() == ".gguf" and not name.startswith(".") and not is_later_part(path):
-                yield path
-
-
-def _described(name: str, path: Path, origin: Origin, derived_from: str) -> InstalledModel:
+def _described(candidate: Candidate, index: HeaderIndex) -> InstalledModel:
+    path = candidate.path
+    facts = None
     try:
-        facts = read_header(path)
+        facts = index.facts(path)
+        fault = ""
     except ModelFileError as error:
-        return InstalledModel(name, path, origin, None, str(error), derived_from)
-    fault = ""
-    if facts.kind != "model":
-        fault = f"{path} holds no language model but {facts.kind!r}"
-    elif not facts.is_complete:
+        fault = str(error)
+    if facts is not None and (facts.kind != "model" or facts.architecture in _NO_LANGUAGE_MODELS):
+        fault = f"{path} holds no language model but {facts.kind if facts.kind != 'model' else facts.architecture!r}"
+    elif facts is not None and not facts.is_complete:
         fault = f"{path} is the first of {facts.split_count} parts, and some of the others are missing"
-    return InstalledModel(name, path, origin, facts, fault, derived_from)
+    return InstalledModel(candidate.name, path, candidate.origin, facts, fault, candidate.derived_from)
 
 
 def _present_starter() -> Path:

@@ -97,7 +97,7 @@ def pairings(target: Path) -> tuple[Verdict, ...]:
     installed = list_models()
     broken = [Verdict(model.name, model.path, False, model.fault) for model in installed if model.fault]
     with _Judge(target, read_header(target)) as judge:
-        verdicts = [_verdict(judge, model.name, model.path) for model in _cheapest_first(installed)]
+        verdicts = [_verdict(judge, model.name, model.path, model.facts) for model in _cheapest_first(installed)]
     good = [verdict for verdict in verdicts if verdict.is_worth_choosing]
     suggestion = _suggestion(target, [verdict.name for verdict in good])
     others = [replace(verdict, suggestion=suggestion) for verdict in (*verdicts, *broken) if verdict not in good]
@@ -123,9 +123,9 @@ def _suggestion(target: Path, names: list[str]) -> str:
     )
 
 
-def _verdict(judge: _Judge, name: str, candidate: Path) -> Verdict:
+def _verdict(judge: _Judge, name: str, candidate: Path, facts: GgufFacts | None = None) -> Verdict:
     try:
-        facts = read_header(candidate)
+        facts = facts or read_header(candidate)
         reason = judge.reason_against(candidate, facts)
     except ModelFileError as error:
         return Verdict(name, candidate, False, str(error))
