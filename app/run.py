@@ -59,6 +59,10 @@ class RunSnapshot:
     """It was ended because nobody was reading."""
     error: str = ""
 
+    @property
+    def is_over(self) -> bool:
+        return self.state not in (JobState.WAITING, JobState.RUNNING)
+
 
 class Run(Job):
     """One answer to the last question of a conversation."""
@@ -105,8 +109,13 @@ class Run(Job):
     @property
     def is_read(self) -> bool:
         """Whether somebody has read it within the grace time."""
+        return self.unread_s <= self._grace_s
+
+    @property
+    def unread_s(self) -> float:
+        """Seconds since it was last read."""
         with self._changed:
-            return self._waiting_readers > 0 or self._clock() - self._read_at <= self._grace_s
+            return 0.0 if self._waiting_readers else self._clock() - self._read_at
 
     def abandon(self) -> None:
         """Cancel it because nobody reads it."""

@@ -1,0 +1,184 @@
+"""The controls that settle how an answer is made, and their reading as settings of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gradio as gr
+
+from engine.config import (
+    MAX_DRAFT_TOKENS,
+    GenerationSettings,
+    LookAhead,
+    Policy,
+    PolicyKind,
+    Sampling,
+    Speculation,
+    VoteMode,
+    WeightRule,
+)
+from engine.errors import SettingError
+
+POLICIES = (
+    ("Auto: as far as it measurably pays", PolicyKind.AUTO.value),
+    ("Minions: follow the trend of acceptance", PolicyKind.MINIONS.value),
+    ("AdaEDL: stop when the drafter is unsure", PolicyKind.ADAEDL.value),
+    ("Fixed: always the same length", PolicyKind.FIXED.value),
+    ("Off: the target alone", PolicyKind.OFF.value),
+)
+WEIGHT_RULES = (
+    ("Hedge: all drafters learn", WeightRule.HEDGE.value),
+    ("Minions: the winner learns", WeightRule.MINIONS.value),
+)
+VOTE_MODES = (
+    ("Tree: draft, then vote", VoteMode.TREE.value),
+    ("Collective: vote on every token", VoteMode.COLLECTIVE.value),
+)
+LOOK_AHEADS = (("Auto", LookAhead.AUTO.value), ("On", LookAhead.ON.value), ("Off", LookAhead.OFF.value))
+
+
+@dataclass(frozen=True)
+class AnswerControls:
+    """Components, in the order in which they appear."""
+
+    system_prompt: gr.Textbox
+    policy: gr.Dropdown
+    fixed_length: gr.Slider
+    weights: gr.Radio
+    vote: gr.Radio
+    look_ahead: gr.Radio
+    temperature: gr.Slider
+    max_tokens: gr.Number
+    seed: gr.Number
+    top_k: gr.Number
+    top_p: gr.Slider
+    min_p: gr.Slider
+    repeat_penalty: gr.Slider
+
+    def all(self) -> set[Any]:
+        return {getattr(self, field.name) for field in fields(self)}
+
+    def settings(self, values: Mapping[Any, Any]) -> GenerationSettings:
+        """What the controls say.
+
+        Raises:
+            SettingError: a value is missing or out of range.
+        """
+
+        def number(component: Any) -> float:
+            value = values[component]
+            if value is None:
+                raise SettingError(f"{component.label} is empty; give a number")
+            return float(value)
+
+        def whole(component: Any) -> int | None:
+            value = values[component]
+            if value is not None and value != int(value):
+                raise SettingError(f"{component.label} must be a whole number, found {value}")
+            return None if value is None else int(value)
+
+        kind = values[self.policy]
+        policy = f"{kind}:{int(number(self.fixed_length))}" if kind == PolicyKind.FIXED.value else kind
+        return GenerationSettings(
+            sampling=Sampling(
+                temperature=number(self.temperature),
+                top_k=whole(self.top_k) or 0,
+                top_p=number(self.top_p),
+                min_p=number(self.min_p),
+                repeat_penalty=number(self.repeat_penalty),
+                seed=whole(self.seed),
+            ),
+            speculation=Speculation(
+                policy=Policy.parse(policy),
+                weights=WeightRule(values[self.weights]),
+                vote=VoteMode(values[self.vote]),
+                look_ahead=LookAhead(values[self.look_ahead]),
+            ),
+            max_tokens=whole(self.max_tokens),
+        )
+
+
+def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
+    """Lay the controls out, in the Gradio context at hand."""
+    sampling, speculation = defaults.sampling, defaults.speculation
+    is_fixed = speculation.policy.kind is PolicyKind.FIXED
+    with gr.Accordion("System prompt", open=False, elem_id="system-section"):
+        system_prompt = gr.Textbox(
+            label="What the model is told before the conversation",
+            placeholder="Empty: the model's own",
+            lines=3,
+            max_lines=12,
+            elem_id="system-prompt",
+        )
+    with gr.Accordion("Drafting", open=False, elem_id="drafting-section"):
+        policy = gr.Dropdown(
+            POLICIES, value=speculation.policy.kind.value, label="How far to draft", elem_id="policy", filterable=False
+        )
+        fixed_length = gr.Slider(
+            1,
+            MAX_DRAFT_TOKENS,
+            value=speculation.policy.fixed_length or 3,
+            step=1,
+            label="Fixed length",
+            visible=is_fixed,
+            elem_id="fixed-length",
+        )
+        weights = gr.Radio(WEIGHT_RULES, value=speculation.weights.value, label="Voting weights", elem_id="weights")
+        vote = gr.Radio(VOTE_MODES, value=speculation.vote.value, label="Vote", elem_id="vote")
+        look_ahead = gr.Radio(
+            LOOK_AHEADS, value=speculation.look_ahead.value, label="Draft while the target checks", elem_id="look-ahead"
+        )
+        policy.change(
+            lambda kind: gr.update(visible=kind == PolicyKind.FIXED.value),
+            policy,
+            fixed_length,
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+    with gr.Accordion("Sampling", open=False, elem_id="sampling-section"):
+        temperature = gr.Slider(0, 2, value=sampling.temperature, step=0.05, label="Temperature", elem_id="temperature")
+        with gr.Row():
+            max_tokens = gr.Number(
+                defaults.max_tokens,
+                label="Max tokens",
+                placeholder="Until it is done",
+                minimum=1,
+                precision=0,
+                elem_id="max-tokens",
+                min_width=120,
+            )
+            seed = gr.Number(
+                sampling.seed,
+                label="Seed",
+                placeholder="A new one each time",
+                minimum=0,
+                precision=0,
+                elem_id="seed",
+                min_width=120,
+            )
+            top_k = gr.Number(
+                sampling.top_k, label="Top-k (0: off)", minimum=0, precision=0, elem_id="top-k", min_width=120
+            )
+        top_p = gr.Slider(0.01, 1, value=sampling.top_p, step=0.01, label="Top-p", elem_id="top-p")
+        min_p = gr.Slider(0, 0.99, value=sampling.min_p, step=0.01, label="Min-p", elem_id="min-p")
+        repeat_penalty = gr.Slider(
+            0.5, 2, value=sampling.repeat_penalty, step=0.05, label="Repeat penalty", elem_id="repeat-penalty"
+        )
+    return AnswerControls(
+        system_prompt=system_prompt,
+        policy=policy,
+        fixed_length=fixed_length,
+        weights=weights,
+        vote=vote,
+        look_ahead=look_ahead,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+    )

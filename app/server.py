@@ -1,0 +1,150 @@
+"""The web server: the chat page on this machine, for this machine.
+
+It listens where it is told (127.0.0.1 unless told otherwise), on the next free port when the wanted one is taken,
+and ends with everything it started when it is interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.choices import SetChoice, preparation
+from app.conversations import Conversations
+from app.guard import Guard
+from app.service import Service
+from engine.config import GenerationSettings, SetConfig
+from engine.errors import EnvironmentProblem
+
+PORTS_TRIED = 20
+SHUTDOWN_S = 2
+
+
+def create_app(service: Service, base: SetChoice, generation: GenerationSettings, host: str, port: int) -> FastAPI:
+    """The application: a health route and the page; other routes can be added before it serves."""
+    # Gradio reads these when it is imported; it must neither report to anyone nor keep what was asked.
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["GRADIO_RUN_HISTORY"] = "False"
+    import gradio as gr
+
+    from app.style import HEAD, STYLE, theme
+    from app.ui import build_page
+
+    app = FastAPI(title="Quorum", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, host=host)
+
+    @app.get("/health")
+    def health() -> dict[str, str | None]:
+        return {"status": "ok", "model": service.loaded.name if service.loaded else None}
+
+    gr.mount_gradio_app(
+        app,
+        build_page(service, base, generation),
+        path="/",
+        server_name=host,
+        server_port=port,
+        footer_links=[],
+        run_history=False,
+        show_error=True,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+        allowed_paths=[],
+        theme=theme(),
+        css=STYLE,
+        head=HEAD,
+    )
+    return app
+
+
+def serve(
+    *,
+    config: SetConfig | None,
+    generation: GenerationSettings,
+    host: str,
+    port: int,
+    opens_browser: bool,
+) -> None:
+    """Serve the page until interrupted.
+
+    Args:
+        config: The set to load first; None is the starter, fetched when it is not there, with what fits it.
+        generation: Where the controls of the page stand at first.
+        host: The address to listen on.
+        port: The port to listen on; the next free one is taken when it is in use.
+        opens_browser: Whether to open the page in the user's browser.
+
+    Raises:
+        EnvironmentProblem: the address cannot be listened on.
+    """
+    listener = listen(host, port)
+    actual_port = listener.getsockname()[1]
+    if port and actual_port != port:
+        print(f"Port {port} is in use; taking {actual_port}.", flush=True)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{actual_port}"
+    service = Service(Conversations())
+    try:
+        base = SetChoice()
+        if config is not None:
+            base = SetChoice(
+                str(config.target), config.drafters, config.context_tokens, config.placement, config.exactness
+            )
+        service.load(preparation(base) if config is None else lambda _report, _cancel: config)
+
+        def announce() -> None:
+            print(f"Quorum is ready at {url} (Ctrl-C ends it)", flush=True)
+            if opens_browser:
+                threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+        app = create_app(service, base, generation, host, actual_port)
+        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S, ws="none")
+        _AnnouncingServer(settings, announce, service).run(sockets=[listener])
+    finally:
+        service.close()
+        listener.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the port, or to the first free one of those after it.
+
+    Raises:
+        EnvironmentProblem: none of them is free, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    problem: OSError | None = None
+    for candidate in range(port, port + PORTS_TRIED) if port else (0,):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, candidate))
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            problem = error
+            continue
+        return listener
+    raise EnvironmentProblem(
+        f"cannot listen on {host}, ports {port} to {port + PORTS_TRIED - 1} ({problem}); give another one with --port"
+    ) from problem
+
+
+class _AnnouncingServer(uvicorn.Server):
+    """Says when it is ready, and lets streams end before it waits for them."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None], service: Service) -> None:
+        super().__init__(config)
+        self._announce = announce
+        self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()

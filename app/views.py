@@ -1,0 +1,230 @@
+"""What a page shows, as text and HTML made from plain data. Nothing here waits, decides or remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TypedDict
+
+from app.conversations import Turn
+from app.jobs import Job, JobState, Load, LoadSnapshot
+from app.plots import speculation_lengths
+from app.run import RunSnapshot
+from app.worker import LoadedFacts
+from engine.types import DrafterReport, Metrics, SpeculationState
+from models.pairing import Verdict
+
+
+class ChatMessage(TypedDict):
+    """A message as Gradio's chatbot takes it."""
+
+    role: str
+    content: str
+
+
+GREETING = """
+<div class="q-greeting">
+<p class="q-greeting-title">Ask something.</p>
+<p>The model runs on this machine; nothing you write leaves it. Drafters guess ahead, vote, and the model checks
+their guess in one pass: the words are its own, only sooner.</p>
+</div>
+"""
+
+KEYS_HINT = "Enter sends · Shift + Enter starts a new line · Esc stops"
+
+
+def transcript(turns: Sequence[Turn], running: RunSnapshot | None, ahead: Sequence[Job]) -> list[ChatMessage]:
+    """The messages of a conversation; its last turn is taken from the running answer while there is one."""
+    messages: list[ChatMessage] = []
+    for index, turn in enumerate(turns):
+        messages.append({"role": "user", "content": turn.question})
+        if running is not None and index == len(turns) - 1:
+            messages.append({"role": "assistant", "content": running.text or _waiting_for(running, ahead)})
+            continue
+        if turn.answer:
+            messages.append({"role": "assistant", "content": turn.answer})
+        note = turn.note or ("" if turn.answer else "stopped before it began")
+        if note:
+            messages.append({"role": "assistant", "content": f'<span class="q-note">{escape(note)}</span>'})
+    return messages
+
+
+def _waiting_for(running: RunSnapshot, ahead: Sequence[Job]) -> str:
+    return f'<span class="q-wait">{escape(progress_of(running, ahead))}</span>'
+
+
+def progress_of(running: RunSnapshot, ahead: Sequence[Job]) -> str:
+    """One line on an answer that is not over."""
+    if running.state is JobState.WAITING:
+        if any(isinstance(job, Load) for job in ahead):
+            return "Waiting for the model to load"
+        return f"In the queue: {len(ahead)} answer{'s' if len(ahead) != 1 else ''} ahead" if ahead else "Next in line"
+    if running.text or running.steps:
+        return "Answering"
+    prefill = running.prefill
+    return f"Reading the prompt: {prefill.done_tokens} of {prefill.total_tokens} tokens" if prefill else "Reading"
+
+
+def status(facts: LoadedFacts | None, load: LoadSnapshot | None) -> str:
+    """What is loaded, how far loading has come, or why there is nothing."""
+    parts: list[str] = []
+    is_loading = load is not None and load.state in (JobState.WAITING, JobState.RUNNING)
+    if load is not None and is_loading:
+        percent = round(100 * load.share)
+        parts.append(
+            f'<div class="q-progress" role="progressbar" aria-label="{escape(load.phase)}" aria-valuemin="0" '
+            f'aria-valuemax="100" aria-valuenow="{percent}"><span style="width:{percent}%"></span></div>'
+            f'<p class="q-phase">{escape(load.phase)} <b>{percent} %</b></p>'
+        )
+    if load is not None and load.state is JobState.FAILED:
+        kept = f" {facts.name} stays loaded." if facts else ""
+        parts.append(alert(f"{load.error}{kept}"))
+    if facts is not None:
+        drafters = ", ".join(facts.drafters) or "no drafters"
+        parts.append(
+            f'<p class="q-loaded"><b>{escape(facts.name)}</b> <span>with {escape(drafters)} · '
+            f"context {facts.context_tokens:,} tokens</span></p>"
+        )
+    elif not is_loading:
+        stopped = "Loading was stopped. " if load is not None and load.state is JobState.CANCELLED else ""
+        parts.append(
+            f'<p class="q-loaded"><b>No model is loaded.</b> <span>{stopped}Choose one under Model and drafters; '
+            "the starter (98 MB) is fetched when it is not on this machine.</span></p>"
+        )
+    return "".join(parts)
+
+
+def alert(message: str) -> str:
+    """An error, as it reads; empty for none."""
+    return f'<div class="q-alert" role="alert">{escape(message).replace(chr(10), "<br>")}</div>' if message else ""
+
+
+def live_panel(run: RunSnapshot | None) -> str:
+    """The readings of an answer, running or over."""
+    run = run or RunSnapshot(0, JobState.WAITING)
+    metrics = run.metrics or Metrics()
+    parts = (
+        _speculation_line(run.speculation),
+        _readings(run, metrics),
+        _length_plot(run),
+        _drafter_table(metrics.drafters),
+        _footer(run, metrics),
+    )
+    return f'<div class="q-panel">{"".join(parts)}</div>'
+
+
+def _speculation_line(state: SpeculationState | None) -> str:
+    mark = "idle" if state is None else "on" if state.is_on else "off"
+    text = "Drafting: nothing measured yet"
+    if state is not None:
+        text = f"Drafting is <b>{mark}</b>: {escape(state.reason.removeprefix(f'{mark}: '))}"
+    return f'<p class="q-state" id="speculation-state" data-state="{mark}"><span>{text}</span></p>'
+
+
+def _readings(run: RunSnapshot, metrics: Metrics) -> str:
+    speed = run.timings.tokens_per_second if run.timings and run.timings.decode_ms else None
+    now = run.tokens_per_second_now
+    tiles = (
+        (
+            "tokens-per-second",
+            "Tokens per second",
+            _number(speed),
+            "no answer yet" if speed is None else f"{now:.0f} right now" if now else "mean of the answer",
+        ),
+        (
+            "acceptance-rate",
+            "Acceptance rate",
+            _percent(metrics.acceptance_rate),
+            f"{metrics.accepted} of {metrics.verified} checked" if metrics.verified else "no draft was checked",
+        ),
+        (
+            "accepted-length",
+            "Mean accepted length",
+            _number(metrics.mean_accepted_length, 2),
+            "tokens per checking pass" if metrics.verify_steps else "no draft was checked",
+        ),
+        (
+            "vote-agreement",
+            "Vote agreement",
+            _percent(metrics.mean_agreement),
+            "of the drafters' weight" if metrics.agreement_count else "nothing was voted on",
+        ),
+    )
+    cells = "".join(
+        f'<div><dt>{label}</dt><dd id="{name}">{value}</dd><dd class="q-small">{small}</dd></div>'
+        for name, label, value, small in tiles
+    )
+    return f'<dl class="q-readings">{cells}</dl>'
+
+
+def _length_plot(run: RunSnapshot) -> str:
+    last = run.steps[-1] if run.steps else None
+    caption = "appears with the first step"
+    if last is not None:
+        reason = f": {run.length_reason}" if run.length_reason else ""
+        caption = f"last step {last.sent} sent, {last.accepted} accepted{reason}"
+    return (
+        '<figure class="q-plot" id="length-plot"><figcaption>Draft tokens per step '
+        '<span class="q-key sent">sent</span> <span class="q-key kept">accepted</span></figcaption>'
+        f'<div class="q-canvas">{speculation_lengths(run.steps)}</div>'
+        f'<p class="q-small">{escape(caption)}</p></figure>'
+    )
+
+
+def _drafter_table(drafters: Sequence[DrafterReport]) -> str:
+    if not drafters:
+        return '<p class="q-small" id="drafters">Drafters report here while they draft.</p>'
+    heaviest = max(drafter.weight for drafter in drafters) or 1.0
+    rows = "".join(_drafter_row(drafter, drafter.weight / heaviest) for drafter in drafters)
+    return (
+        '<table class="q-drafters" id="drafters"><thead><tr><th scope="col">Drafter</th><th scope="col">Weight</th>'
+        '<th scope="col" title="Its own guess was what the target said">Hits</th>'
+        '<th scope="col" title="Share of the voted tokens it had proposed">Agrees</th>'
+        f'<th scope="col" title="Time for each drafted token">Cost</th></tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def _drafter_row(drafter: DrafterReport, share: float) -> str:
+    state = "active" if drafter.is_active else "rested"
+    reason = drafter.note or ("" if drafter.is_active else "it does not pay for itself now")
+    cost = f"{drafter.cost_ms:.1f} ms" if drafter.cost_ms else "free"
+    return (
+        f'<tr data-state="{state}"><th scope="row" title="{escape(drafter.name)}"><span>{escape(drafter.name)}</span>'
+        f"<small>{state}{escape(f': {reason}' if reason else '')}</small></th>"
+        f'<td><i class="q-weight"><i style="width:{100 * share:.0f}%"></i></i>{drafter.weight:.2f}</td>'
+        f"<td>{_percent(drafter.hits / drafter.scored if drafter.scored else None)}</td>"
+        f"<td>{_percent(drafter.agreement if drafter.proposed else None)}</td><td>{cost}</td></tr>"
+    )
+
+
+def _footer(run: RunSnapshot, metrics: Metrics) -> str:
+    if run.timings is None:
+        return ""
+    facts = (
+        f"{metrics.emitted} tokens",
+        f"prompt {metrics.prompt_tokens}, of which {metrics.reused_tokens} were in the cache",
+        f"first token after {run.timings.time_to_first_token_ms / 1e3:.2f} s",
+    )
+    return f'<p class="q-small">{" · ".join(facts)}</p>'
+
+
+def pairing_notes(verdicts: Sequence[Verdict]) -> str:
+    """Why installed models are not among the drafters to choose from."""
+    items = "".join(
+        f"<li><b>{escape(verdict.name)}</b> {escape(verdict.reason or verdict.caution)}</li>"
+        for verdict in verdicts
+        if not verdict.is_worth_choosing
+    )
+    return (
+        f'<details class="q-unfit"><summary>Why others are not offered</summary><ul>{items}</ul></details>'
+        if items
+        else ""
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
