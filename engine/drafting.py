@@ -29,8 +29,6 @@ class Ballot:
     """Tokens each participating drafter proposed."""
     draft_ms: float
     vote_ms: float
-    taken_over_tokens: int = 0
-    """Look-ahead tokens that became part of the drafts."""
 
 
 @dataclass(slots=True)
@@ -171,14 +169,12 @@ class DraftApart(Drafting):
         drafters = self._panel.named(names)
         drafts = self._panel.ask(drafters, lambda drafter: DraftRequest((), length, keep(drafter.name), cancel))
         drafted = time.perf_counter()
-        taken_over = sum(drafter.used_look_ahead_tokens for drafter in drafters)
         draft_ms = (drafted - started) * 1e3
-        if drafts and not taken_over and not cancel.is_set():
-            self._cost.observe_draft(names, max(map(len, drafts)), draft_ms)
+        self._cost.observe_draft(names, max((drafter.last_passes for drafter in drafters), default=0), draft_ms)
         drafts = [*drafts, *hint]
         voted = vote(drafts, weights)
         proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
-        return Ballot(voted, proposals, draft_ms, (time.perf_counter() - drafted) * 1e3, taken_over)
+        return Ballot(voted, proposals, draft_ms, (time.perf_counter() - drafted) * 1e3)
 
 
 class DraftTogether(Drafting):
@@ -198,7 +194,7 @@ class DraftTogether(Drafting):
         probabilities: list[float] = []
         proposals: dict[str, int] = {}
         draft_ms = vote_ms = 0.0
-        taken_over = 0
+        passes = 0
         while len(steps) < length and not cancel.is_set():
             started = time.perf_counter()
             path = tuple(step.tokens[0] for step in steps)
@@ -210,7 +206,7 @@ class DraftTogether(Drafting):
             vote_ms += (time.perf_counter() - drafted) * 1e3
             if not chosen.tokens:
                 break
-            taken_over += sum(drafter.used_look_ahead_tokens for drafter in drafters)
+            passes += max((drafter.last_passes for drafter in drafters), default=0)
             for draft in drafts:
                 if draft.tokens:
                     proposals[draft.source] = proposals.get(draft.source, 0) + 1
@@ -219,8 +215,7 @@ class DraftTogether(Drafting):
             entropy = next(draft.last_entropy for draft in drafts if draft.source == chosen.winner)
             if not keep(chosen.winner)(probabilities, entropy):
                 break
-        if names and not taken_over and not cancel.is_set():
-            self._cost.observe_draft(names, len(steps), draft_ms)
+        self._cost.observe_draft(names, passes, draft_ms)
         if not steps:
             return Ballot(VotedDraft(), proposals, draft_ms, vote_ms)
         voted = VotedDraft(
@@ -231,7 +226,7 @@ class DraftTogether(Drafting):
             winner=steps[0].winner,
             match_length=steps[0].match_length,
         )
-        return Ballot(voted, proposals, draft_ms, vote_ms, taken_over)
+        return Ballot(voted, proposals, draft_ms, vote_ms)
 
 
 def make_drafting(mode: VoteMode, panel: Panel, cost: CostModel) -> Drafting:

@@ -114,17 +114,19 @@ class Pipeline:
         verification = self._verify(sent, ahead)
         verified = time.perf_counter()
         emitted, ended = self._commit(sent, verification.verdicts[0])
+        committed = time.perf_counter()
         look_ahead = self._judge_look_ahead(ahead, sent, verification.verdicts[0])
+        judged = time.perf_counter()
         waited_ms = (trimmed - started) * 1e3 - (caught_up - planned) * 1e3
         step_ms = waited_ms + verification.verify_ms + verification.sample_ms
         scores = self._learn(plan, ballot, sent, emitted, verification, step_ms, overlapped=ahead is not None)
         times = StepTimes(
             plan_ms=(planned - started) * 1e3,
-            draft_ms=(caught_up - planned) * 1e3 + ballot.draft_ms,
+            draft_ms=(caught_up - planned + judged - committed) * 1e3 + ballot.draft_ms,
             vote_ms=ballot.vote_ms,
             verify_ms=verification.verify_ms,
             sample_ms=verification.sample_ms,
-            other_ms=(trimmed - drafted) * 1e3 + (time.perf_counter() - verified) * 1e3,
+            other_ms=(trimmed - drafted + committed - verified + time.perf_counter() - judged) * 1e3,
         )
         record = self._record(plan, ballot, sent, emitted, look_ahead, times)
         self._ledger.record(record, emitted, ballot.voted.proposers, scores)

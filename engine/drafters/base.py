@@ -87,8 +87,8 @@ class Drafter(ABC):
         return None
 
     @property
-    def used_look_ahead_tokens(self) -> int:
-        """Look-ahead tokens that the last draft took over instead of computing them."""
+    def last_passes(self) -> int:
+        """Model passes the last draft took; fewer than its tokens where earlier guesses were taken over."""
         return 0
 
     def close(self) -> None:  # noqa: B027 - most drafters own nothing native

@@ -71,7 +71,7 @@ class ModelDrafter(Drafter):
         """Leading mirror tokens already found equal to the committed ones."""
         self._scored = 0
         self._score = Score()
-        self._used_look_ahead_tokens = 0
+        self._passes = 0
 
     @classmethod
     def load(
@@ -141,8 +141,8 @@ class ModelDrafter(Drafter):
         return len(self._committed) - self._known
 
     @property
-    def used_look_ahead_tokens(self) -> int:
-        return self._used_look_ahead_tokens
+    def last_passes(self) -> int:
+        return self._passes
 
     def start(self, request: DraftRequest) -> Future[Draft]:
         return self._executor.submit(self._draft, request)
@@ -162,16 +162,15 @@ class ModelDrafter(Drafter):
     # Everything below runs in the drafter's own thread.
 
     def _draft(self, request: DraftRequest) -> Draft:
+        self._passes = 0
         goal = [*self._committed, *request.path]
-        ahead = self._settle_branch(goal)
+        self._settle_branch(goal)
         try:
             if not self._read(self._mirror, goal, len(goal), request.cancel):
                 return Draft(self.name)
         finally:
             self._learn_score()
-        draft = self._continue(self._mirror, len(goal), request)
-        self._used_look_ahead_tokens = min(ahead, len(draft))
-        return draft
+        return self._continue(self._mirror, len(goal), request)
 
     def _look_ahead(self, request: DraftRequest) -> Draft:
         """Draft on a copy of the mirror, which the next `_draft` keeps if the verdict agrees with it."""
@@ -191,18 +190,17 @@ class ModelDrafter(Drafter):
         self._learn_score()
         return self._known - before
 
-    def _settle_branch(self, goal: list[int]) -> int:
-        """Promote the look-ahead branch if the target went its way, drop it if not; returns tokens it is ahead by."""
+    def _settle_branch(self, goal: list[int]) -> None:
+        """Promote the look-ahead branch if it knows more of the goal than the mirror does, else drop it."""
         branch = self._branch
         if branch is None:
-            return 0
-        if branch.tokens[: len(goal)] != goal:
+            return
+        if self._match(branch, goal) <= self._match(self._mirror, goal):
             self._drop_branch()
-            return 0
+            return
         self._branch = None
         self._context.free(self._mirror.sequence)
         self._mirror = branch
-        return len(branch.tokens) - len(goal) + 1
 
     def _drop_branch(self) -> None:
         if self._branch is not None:
@@ -267,6 +265,7 @@ class ModelDrafter(Drafter):
 
     def _feed(self, mirror: Mirror, tokens: list[int], outputs: int, cancel: threading.Event | None) -> None:
         self._context.decode([Run(mirror.sequence, tokens, outputs)], cancel)
+        self._passes += 1
         mirror.tokens.extend(tokens)
         mirror.predictions.extend([None] * (len(tokens) - outputs))
         mirror.predictions.extend(predict(row) for row in self._context.logits())

@@ -1,0 +1,133 @@
+"""`launch.py chat "prompt"`: one answer in the terminal, streamed, or as one JSON document."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+import threading
+from typing import Any
+
+from app.options import add_sampling_options, generation_settings, set_config
+from app.terminal import ProgressLine, interrupt_event
+from engine.errors import PromptError
+from engine.loader import LoadedSet
+from engine.runtime.model import LoadCancelled
+from engine.runtime.template import Message
+from engine.session import Session
+from engine.types import Finished, FinishReason, Metrics, PrefillProgress, StepDone
+from models.starter import fetch_starter
+
+EXIT_INTERRUPTED = 130
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """Add `chat` to the program's parser."""
+    parser = subparsers.add_parser("chat", parents=[common], help="answer one prompt in the terminal")
+    parser.add_argument("prompt", help="the message; - reads it from standard input")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
+    add_sampling_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer and return the exit code.
+
+    Raises:
+        QuorumError: something the user can mend.
+    """
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not prompt.strip():
+        raise PromptError("the prompt is empty; write something to answer")
+    settings = generation_settings(args)
+    messages = [Message("user", prompt)]
+    if args.system:
+        messages.insert(0, Message("system", args.system))
+    progress = ProgressLine()
+    with interrupt_event() as cancel, contextlib.ExitStack() as resources:
+        try:
+            default_target = None
+            if args.target is None:
+                default_target = fetch_starter(
+                    lambda step: progress.show(
+                        step.phase, step.done_bytes / step.total_bytes if step.total_bytes else 0
+                    ),
+                    cancel,
+                )
+            loaded = LoadedSet.load(set_config(args, default_target), progress.show, cancel)
+        except LoadCancelled:
+            progress.clear()
+            return EXIT_INTERRUPTED
+        resources.callback(loaded.close)
+        session = Session(loaded)
+        finished = _stream(session, messages, settings, cancel, progress, prints_text=not args.json)
+        loaded.save_costs()
+    if args.json:
+        print(json.dumps(document(finished), ensure_ascii=False, indent=1))
+    return EXIT_INTERRUPTED if finished.reason is FinishReason.CANCELLED else 0
+
+
+def _stream(
+    session: Session,
+    messages: list[Message],
+    settings: Any,
+    cancel: threading.Event,
+    progress: ProgressLine,
+    *,
+    prints_text: bool,
+) -> Finished:
+    printed = 0
+    for event in session.chat(messages, settings, cancel):
+        if isinstance(event, PrefillProgress):
+            progress.show("Reading the prompt", event.done_tokens / event.total_tokens)
+            continue
+        progress.clear()
+        text = event.text if isinstance(event, StepDone) else event.text[printed:]
+        printed += len(text)
+        if prints_text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        if isinstance(event, Finished):
+            if prints_text:
+                print()
+                print(_closing_line(event), file=sys.stderr)
+            return event
+    raise AssertionError("an answer ends with a Finished event")
+
+
+def _closing_line(finished: Finished) -> str:
+    rate = finished.metrics.acceptance_rate
+    acceptance = "" if rate is None else f", {rate:.0%} of drafted tokens accepted"
+    return (
+        f"[{finished.reason.value}] {finished.metrics.emitted} tokens, "
+        f"{finished.timings.tokens_per_second:.1f} tokens/s, {finished.state.reason}{acceptance}"
+    )
+
+
+def document(finished: Finished) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "text": finished.text,
+        "token_ids": list(finished.token_ids),
+        "finish_reason": finished.reason.value,
+        "seed": finished.seed,
+        "timings": dataclasses.asdict(finished.timings),
+        "metrics": metrics_document(finished.metrics),
+        "speculation": dataclasses.asdict(finished.state),
+    }
+
+
+def metrics_document(metrics: Metrics) -> dict[str, Any]:
+    """Counters and the rates derived from them, as plain data."""
+    return {
+        **dataclasses.asdict(metrics),
+        "rejected": metrics.rejected,
+        "emitted": metrics.emitted,
+        "acceptance_rate": metrics.acceptance_rate,
+        "mean_accepted_length": metrics.mean_accepted_length,
+        "mean_agreement": metrics.mean_agreement,
+    }

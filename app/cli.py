@@ -1,0 +1,64 @@
+"""The program's commands. Without one it opens the chat UI."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from app import chat_command, doctor_command, models_command
+from app.options import common_options, set_config, speculation
+from engine.config import GenerationSettings
+from engine.errors import QuorumError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+DEFAULT_PORT = 7860
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns 0 when done, 2 after an error the user can mend, 130 after Ctrl-C."""
+    args = _parser().parse_args(arguments)
+    try:
+        if args.command == "chat":
+            return chat_command.run(args)
+        if args.command == "models":
+            return models_command.run(args)
+        if args.command == "doctor":
+            return doctor_command.run(args)
+        return _serve(args)
+    except QuorumError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="launch.py",
+        description="A local chat whose drafters vote and whose words are the target model's own.",
+        parents=[common_options(with_defaults=True)],
+        allow_abbrev=False,
+    )
+    parser.add_argument("--no-browser", action="store_true", help="do not open the browser")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    common = common_options(with_defaults=False)
+    chat_command.add_parser(subparsers, common)
+    models_command.add_parser(subparsers)
+    doctor_command.add_parser(subparsers, common)
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> int:
+    # Gradio takes a second to import, which the other commands need not wait for.
+    from app.server import serve
+
+    serve(
+        config=None if args.target is None else set_config(args, None),
+        generation=GenerationSettings(speculation=speculation(args)),
+        host="127.0.0.1",
+        port=args.port or DEFAULT_PORT,
+        opens_browser=not args.no_browser,
+    )
+    return 0

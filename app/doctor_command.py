@@ -1,0 +1,126 @@
+"""`launch.py doctor`: what llama.cpp sees on this machine, and how exact the chosen model is here."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+from typing import Any
+
+import psutil
+
+from app.options import set_config
+from app.terminal import ProgressLine, interrupt_event
+from engine.config import default_threads
+from engine.exactness import ExactnessReport, probe
+from engine.loader import LoadedSet
+from engine.runtime.api import native
+from engine.runtime.devices import list_devices
+from models import starter
+from models.folders import cache_folder, data_folder
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """Add `doctor` to the program's parser."""
+    parser = subparsers.add_parser("doctor", parents=[common], help="show devices, memory and exactness")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report and return the exit code."""
+    report = machine_document()
+    default_target = starter.starter_path() if starter.is_present() else None
+    if args.target is not None or default_target is not None:
+        report["model"] = _model_document(args, default_target)
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        _print(report)
+    return 0
+
+
+def machine_document() -> dict[str, Any]:
+    """Facts about the machine and the installation."""
+    memory = psutil.virtual_memory()
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "llama_cpp_python": native().version,
+        "llama_cpp_features": native().system_info.strip(" |"),
+        "gpu_offload": native().has_gpu_offload,
+        "devices": [dataclasses.asdict(device) for device in list_devices()],
+        "physical_cores": psutil.cpu_count(logical=False),
+        "default_threads": default_threads(),
+        "memory_total_bytes": memory.total,
+        "memory_free_bytes": memory.available,
+        "cache_folder": str(cache_folder()),
+        "data_folder": str(data_folder()),
+    }
+
+
+def _model_document(args: argparse.Namespace, default_target: Any) -> dict[str, Any]:
+    args.drafters = args.drafters or ""
+    config = set_config(args, default_target)
+    progress = ProgressLine()
+    with interrupt_event() as cancel:
+        loaded = LoadedSet.load(config, progress.show, cancel)
+        try:
+            report = probe(
+                loaded.context,
+                reaches_beyond_512=True,
+                progress=lambda share: progress.show("Comparing batches with single tokens", share),
+            )
+            progress.clear()
+            cost = loaded.learning.cost
+            return {
+                "path": str(config.target),
+                "description": loaded.model.description,
+                "kv_type": loaded.context.settings.kv_type.name,
+                "can_roll_back": loaded.model.can_roll_back,
+                "one_token_pass_ms": cost.verify_ms(1, 0),
+                "pass_cost_by_tokens": [round(ms / cost.verify_ms(1, 0), 2) for ms in cost.curve(0, 16)],
+                "exactness": exactness_document(report),
+            }
+        finally:
+            loaded.close()
+
+
+def exactness_document(report: ExactnessReport) -> dict[str, Any]:
+    """The exactness report as plain data."""
+    return {"is_exact": report.is_exact, "summary": report.summary, **dataclasses.asdict(report)}
+
+
+def _print(report: dict[str, Any]) -> None:
+    gigabyte = 2**30
+    rows = [
+        ("Python", f"{report['python']} on {report['system']}"),
+        ("llama-cpp-python", report["llama_cpp_python"]),
+        ("CPU features", report["llama_cpp_features"]),
+        ("Devices", ", ".join(f"{device['name']} ({device['description']})" for device in report["devices"])),
+        ("GPU offload", "yes" if report["gpu_offload"] else "no: this build of llama.cpp runs on the CPU"),
+        ("Threads", f"{report['default_threads']} of {report['physical_cores']} physical cores"),
+        (
+            "Memory",
+            f"{report['memory_free_bytes'] / gigabyte:.1f} of {report['memory_total_bytes'] / gigabyte:.1f} GB free",
+        ),
+        ("Cache folder", report["cache_folder"]),
+        ("Data folder", report["data_folder"]),
+    ]
+    model = report.get("model")
+    if model is None:
+        rows.append(("Model", "none chosen; name one with --target, or fetch the starter: launch.py models fetch"))
+    else:
+        rows += [
+            ("Model", f"{model['description']} ({model['path']})"),
+            ("KV cache", model["kv_type"]),
+            ("One-token pass", f"{model['one_token_pass_ms']:.1f} ms"),
+            ("Cost of 1–16 tokens", " ".join(f"{cost:g}" for cost in model["pass_cost_by_tokens"])),
+            ("Exactness", model["exactness"]["summary"]),
+        ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        sys.stdout.write(f"{name:<{width}}  {value}\n")

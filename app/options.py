@@ -1,0 +1,147 @@
+"""The options that every command shares, and the settings they become."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.config import (
+    Exactness,
+    GenerationSettings,
+    LookAhead,
+    ModelPlacement,
+    Policy,
+    Sampling,
+    SetConfig,
+    Speculation,
+    VoteMode,
+    WeightRule,
+    default_threads,
+)
+from engine.errors import SettingError
+from engine.loader import FREE_DRAFTERS
+from models.folders import cache_folder
+from models.library import resolve
+from models.pairing import choose_drafters
+
+DEFAULT_CONTEXT_TOKENS = 4096
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
+    """Options understood before and after a command's name.
+
+    Args:
+        with_defaults: For the program itself; a command's own copy sets only what was given.
+    """
+    parser = argparse.ArgumentParser(
+        add_help=False, argument_default=None if with_defaults else argparse.SUPPRESS, allow_abbrev=False
+    )
+    models = parser.add_argument_group("models")
+    models.add_argument("--target", metavar="MODEL", help="GGUF file or installed name; default: the starter")
+    models.add_argument(
+        "--drafters",
+        metavar="LIST",
+        help="comma list of GGUF files, installed names, ngram, suffix; empty for none; default: all that fit",
+    )
+    models.add_argument(
+        "--ctx", type=int, metavar="TOKENS", help=f"context size ({DEFAULT_CONTEXT_TOKENS}); 0: model's"
+    )
+    models.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: physical cores")
+    models.add_argument("--gpu-layers", type=int, metavar="N", help="layers on the GPU; -1: all (default), 0: none")
+    speculation = parser.add_argument_group("speculation")
+    speculation.add_argument("--policy", metavar="RULE", help="auto (default), minions, adaedl, fixed:N, off or plain")
+    speculation.add_argument("--weights", choices=[rule.value for rule in WeightRule], help="hedge (default), minions")
+    speculation.add_argument("--vote", choices=[mode.value for mode in VoteMode], help="tree (default), collective")
+    speculation.add_argument("--look-ahead", choices=[way.value for way in LookAhead], help="auto (default), on or off")
+    speculation.add_argument(
+        "--exactness",
+        choices=[way.value for way in Exactness],
+        help="exact (default): bit-equal where the backend can; fast: faster prompts, rare differences",
+    )
+    parser.add_argument("--port", type=int, metavar="N", help="port of the chat UI (7860); the next free one if taken")
+    return parser
+
+
+def set_config(args: argparse.Namespace, default_target: Path | None) -> SetConfig:
+    """The set to load.
+
+    Raises:
+        QuorumError: a value is out of range or names nothing.
+    """
+    if args.target is not None:
+        target = resolve(args.target)
+    elif default_target is not None:
+        target = default_target
+    else:
+        raise SettingError("no target is chosen; name one with --target")
+    context_tokens = DEFAULT_CONTEXT_TOKENS if args.ctx is None else args.ctx
+    if args.drafters is None:
+        drafters = choose_drafters(target, context_tokens or DEFAULT_CONTEXT_TOKENS)
+    else:
+        drafters = tuple(_drafter(name.strip()) for name in args.drafters.split(",") if name.strip())
+    return SetConfig(
+        target=target,
+        drafters=drafters,
+        context_tokens=context_tokens,
+        placement=ModelPlacement(
+            threads=default_threads() if args.threads is None else args.threads,
+            gpu_layers=-1 if args.gpu_layers is None else args.gpu_layers,
+        ),
+        exactness=Exactness(args.exactness or Exactness.EXACT.value),
+        cost_file=cache_folder() / "costs.json",
+    )
+
+
+def _drafter(name: str) -> str:
+    return name if name in FREE_DRAFTERS else str(resolve(name))
+
+
+def speculation(args: argparse.Namespace) -> Speculation:
+    """How to draft.
+
+    Raises:
+        SettingError: the policy is unknown.
+    """
+    return Speculation(
+        policy=Policy.parse(args.policy or "auto"),
+        weights=WeightRule(args.weights or WeightRule.HEDGE.value),
+        vote=VoteMode(args.vote or VoteMode.TREE.value),
+        look_ahead=LookAhead(args.look_ahead or LookAhead.AUTO.value),
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Options about one answer."""
+    defaults = Sampling()
+    group = parser.add_argument_group("answer")
+    group.add_argument("--max-tokens", type=int, default=None, metavar="N", help="default: until the model stops")
+    group.add_argument("--temperature", type=float, default=defaults.temperature, metavar="T", help="default: 0.7")
+    group.add_argument("--top-k", type=int, default=defaults.top_k, metavar="K", help="default: 40; 0: off")
+    group.add_argument("--top-p", type=float, default=defaults.top_p, metavar="P", help="default: 0.95")
+    group.add_argument("--min-p", type=float, default=defaults.min_p, metavar="P", help="default: 0.05")
+    group.add_argument("--repeat-penalty", type=float, default=defaults.repeat_penalty, metavar="R", help="default: 1")
+    group.add_argument("--seed", type=int, default=None, metavar="N", help="default: drawn, and reported")
+
+
+def generation_settings(args: argparse.Namespace) -> GenerationSettings:
+    """Settings of one answer.
+
+    Raises:
+        SettingError: a value is out of range.
+    """
+    return GenerationSettings(
+        sampling=Sampling(
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            repeat_penalty=args.repeat_penalty,
+            seed=args.seed,
+        ),
+        speculation=speculation(args),
+        max_tokens=args.max_tokens,
+    )
