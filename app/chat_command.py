@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         finished = _stream(session, messages, settings, cancel, progress, prints_text=not args.json)
         loaded.save_costs()
     if args.json:
-        print(json.dumps(document(finished), ensure_ascii=False, indent=1))
+        print(json.dumps(document(finished), ensure_ascii=False))
     return EXIT_INTERRUPTED if finished.reason is FinishReason.CANCELLED else 0
 
 
