@@ -55,6 +55,10 @@ class GgufFacts:
     vocabulary_size: int
     parameter_count: int
     """Of this file; the other parts of a split model have their own."""
+    embedding_width: int
+    feed_forward_width: int
+    kv_width: int
+    """Numbers that one token's keys and values take in one layer, together; an upper bound where layers differ."""
     has_chat_template: bool
     licence: str
     split_count: int
@@ -75,8 +79,28 @@ class GgufFacts:
         return re.sub(rf"[.-]{re.escape(self.quantisation)}$", "", name, flags=re.IGNORECASE)
 
 
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """One tensor of a file, as its header describes it."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    """As ggml counts: the length of a row first."""
+    size_bytes: int
+
+
 def read_header(path: Path) -> GgufFacts:
     """Facts about the file, or a `ModelFileError` that says what is wrong with it."""
+    return _read(path).facts()
+
+
+def read_tensors(path: Path) -> tuple[TensorFacts, ...]:
+    """Every tensor of the model, whatever parts it is split into."""
+    return tuple(tensor for part in split_paths(path) for tensor in _read(part).tensors)
+
+
+def _read(path: Path) -> _Header:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -84,12 +108,11 @@ def read_header(path: Path) -> GgufFacts:
         if not stat.S_ISREG(mode):
             raise ModelFileError(f"{path} is no regular file; name a GGUF file")
         with open(path, "rb") as file:
-            header = _Header(file, path)
+            return _Header(file, path)
     except FileNotFoundError:
         raise ModelFileError(f"no such model file: {path}") from None
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
-    return header.facts()
 
 
 def split_paths(path: Path) -> tuple[Path, ...]:
@@ -125,6 +148,7 @@ class _Header:
         self.lengths: dict[str, int] = {}
         self.parameter_count = 0
         self.weights_by_type: Counter[str] = Counter()
+        self.tensors: list[TensorFacts] = []
 
         tensor_count, key_count = self._read_preamble()
         for _ in range(key_count):
@@ -153,12 +177,22 @@ class _Header:
             context_tokens=self._number(f"{architecture}.context_length"),
             vocabulary_size=self.lengths.get("tokenizer.ggml.tokens", 0) or self._number(f"{architecture}.vocab_size"),
             parameter_count=self.parameter_count,
+            embedding_width=self._number(f"{architecture}.embedding_length"),
+            feed_forward_width=self._number(f"{architecture}.feed_forward_length"),
+            kv_width=self._kv_width(architecture),
             has_chat_template="tokenizer.chat_template" in self.lengths,
             licence=self._text("general.license"),
             split_count=split_count,
             is_complete=len(parts) == split_count and all(part.is_file() for part in parts),
             expansion=self._text("quorum.expansion"),
         )
+
+    def _kv_width(self, architecture: str) -> int:
+        heads = max(1, self._number(f"{architecture}.attention.head_count", 1))
+        kv_heads = self._number(f"{architecture}.attention.head_count_kv", heads)
+        head_width = self._number(f"{architecture}.embedding_length") // heads
+        key_width = self._number(f"{architecture}.attention.key_length", head_width)
+        return kv_heads * (key_width + self._number(f"{architecture}.attention.value_length", head_width))
 
     def _quantisation(self) -> str:
         number = self._number("general.file_type", -1)
@@ -248,11 +282,14 @@ class _Header:
             dimensions = self._integer("<I")
             if dimensions > _MAX_DIMENSIONS:
                 raise self._damaged(f"tensor {name[:80]!r} has {dimensions} dimensions")
-            elements = math.prod(self._integer("<Q") for _ in range(dimensions))
+            shape = tuple(self._integer("<Q") for _ in range(dimensions))
+            elements = math.prod(shape)
             kind = self._integer("<I")
             offset = self._integer("<Q")
+            type_name, size_bytes = self._stored(kind, elements)
             self.parameter_count += elements
-            ends.append(offset + self._tensor_bytes(kind, elements))
+            self.tensors.append(TensorFacts(name, type_name, shape, size_bytes))
+            ends.append(offset + size_bytes)
         if count == 0:
             return 0
         alignment = self._number("general.alignment", 32)
@@ -261,14 +298,15 @@ class _Header:
         data_start = -(-self._position // alignment) * alignment
         return data_start + max(ends)
 
-    def _tensor_bytes(self, kind: int, elements: int) -> int:
+    def _stored(self, kind: int, elements: int) -> tuple[str, int]:
+        """How a tensor is stored: the name of its type, and its size."""
         try:
             tensor_type = GGMLQuantizationType(kind)
         except ValueError:
-            return 0  # a type newer than the gguf package: its size is not known, its offset still counts
+            return "", 0  # a type newer than the gguf package: its size is not known, its offset still counts
         self.weights_by_type[tensor_type.name] += elements
         block_elements, block_bytes = GGML_QUANT_SIZES[tensor_type]
-        return int(elements // block_elements * block_bytes)
+        return tensor_type.name, int(elements // block_elements * block_bytes)
 
     @property
     def _position(self) -> int:

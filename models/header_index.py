@@ -13,7 +13,7 @@ from models.atomic import write_json
 from models.folders import cache_folder
 from models.gguf_file import GgufFacts, read_header, split_paths
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised whenever what is kept changes its meaning."""
 _MOST_ENTRIES = 5000
 

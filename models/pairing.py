@@ -21,6 +21,7 @@ from engine.runtime.api import native
 from engine.runtime.model import Model
 from engine.runtime.vocabulary import MAX_SIZE_DIFFERENCE, check_compatible
 from models.atomic import write_json
+from models.budget import RESERVE_BYTES, estimate
 from models.folders import cache_folder
 from models.gguf_file import GgufFacts, read_header
 from models.library import InstalledModel, list_models
@@ -30,7 +31,6 @@ FREE_DRAFTERS = ("ngram", "suffix")
 MOST_MODEL_DRAFTERS = 3
 DEFAULT_CONTEXT_TOKENS = 4096
 
-_BUFFER_BYTES = 200 * 2**20
 _REMEMBERED_VERDICTS = 1000
 
 
@@ -64,21 +64,22 @@ def choose_drafters(
     """
     facts = read_header(target)
     left_bytes = psutil.virtual_memory().available if free_bytes is None else free_bytes
-    left_bytes -= _loaded_bytes(facts, context_tokens)
+    left_bytes -= estimate(target, context_tokens, is_target=True).lasting + RESERVE_BYTES
     chosen: list[str] = []
     seen: set[tuple[str, int]] = set()
     with _Judge(target, facts) as judge:
         for model in _cheapest_first(list_models()):
             assert model.facts is not None
             likeness = (model.facts.name, model.facts.size_bytes)
-            needed_bytes = _loaded_bytes(model.facts, context_tokens)
             if (
-                len(chosen) < MOST_MODEL_DRAFTERS
-                and likeness not in seen
-                and needed_bytes <= left_bytes
-                and not judge.caution_about(model.path, model.facts)
-                and not judge.reason_against(model.path, model.facts)
+                len(chosen) == MOST_MODEL_DRAFTERS
+                or likeness in seen
+                or judge.caution_about(model.path, model.facts)
+                or judge.reason_against(model.path, model.facts)
             ):
+                continue
+            needed_bytes = estimate(model.path, context_tokens, is_target=False).lasting
+            if needed_bytes <= left_bytes:
                 seen.add(likeness)
                 chosen.append(str(model.path))
                 left_bytes -= needed_bytes
@@ -136,10 +137,6 @@ def _cheapest_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
     """Usable ones by size: what a pass reads is what it costs."""
     sizes = [(model.facts.size_bytes, model) for model in models if model.facts and not model.fault]
     return [model for _, model in sorted(sizes, key=lambda entry: entry[0])]
-
-
-def _loaded_bytes(facts: GgufFacts, context_tokens: int) -> int:
-    return facts.size_bytes + _BUFFER_BYTES
 
 
 class _Judge(contextlib.AbstractContextManager["_Judge"]):

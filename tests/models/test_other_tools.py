@@ -189,7 +189,7 @@ def test_headers_are_read_once_and_again_when_a_file_changes(
     assert changed.facts is not None
     assert changed.facts.layer_count == 3
     assert reads[2:] == ["first.gguf"]
-    (home / "cache" / "headers.json").write_text('{"format": 1, "entries": {"a": [1]}}')
+    (home / "cache" / "headers.json").write_text('{"format": 2, "entries": {"a": [1]}}')
     assert list_models() == (changed,)
     assert reads[3:] == ["first.gguf"]
 

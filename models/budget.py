@@ -1,0 +1,286 @@
+"""How much memory a target and its drafters will take, before any of them is loaded, and what to change if too much.
+
+Weights are mapped from the file; those that llama.cpp copies into another order for this CPU count a second time, as
+memory of their own. Caches and buffers come from a dry run of llama.cpp, and are estimated where it does not say.
+What a load peaks at is what counts as used; what it cannot do without afterwards decides whether it fits, because the
+system gives up the mapped originals of copied weights without harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from engine.config import KvType, ModelPlacement, SetConfig
+from engine.drafters.model import SCORED_CATCH_UP_TOKENS
+from engine.length import LONGEST_DRAFT
+from engine.loader import CPU_BATCH_TOKENS, FREE_DRAFTERS, GPU_BATCH_TOKENS, TARGET_SEQUENCES
+from engine.runtime.api import native
+from engine.runtime.context import ContextSettings
+from engine.runtime.devices import choose_kv_type, has_gpu, list_devices
+from models.dry_run import Finding, Layout, dry_run
+from models.gguf_file import GgufFacts, TensorFacts, read_header, read_tensors, split_paths
+
+RESERVE_BYTES = 300 * 2**20
+"""Left free for the app itself, its measurements and other programs."""
+
+_BYTES_PER_NUMBER = {KvType.F16: 2.0, KvType.BF16: 2.0, KvType.Q8_0: 34 / 32}
+_BOOKKEEPING_BYTES = 24 * 2**20
+_FEW_CONTEXT_TOKENS = 1024
+_X86_REPACKED = {"Q4_0": 8, "Q4_K": 8, "IQ4_NL": 8, "MXFP4": 8}
+_ARM_REPACKED = {"Q4_0": 4, "IQ4_NL": 4, "MXFP4": 4, "Q8_0": 4, "Q4_K": 8, "Q5_K": 8, "Q6_K": 8}
+"""Formats that llama.cpp reorders, and what the number of rows must be a multiple of."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What one model takes, in bytes."""
+
+    path: Path
+    is_target: bool
+    mapped: int
+    """The file's pages, shared with whatever else reads it."""
+    repacked: int
+    cache: int
+    """Keys and values of the whole context."""
+    compute: int
+    bookkeeping: int
+    gpu: int
+    """All that lies on a GPU; not part of the others."""
+    is_estimate: bool
+    """Caches and buffers were computed from the header, because a dry run was not to be had."""
+
+    @property
+    def peak(self) -> int:
+        """Memory of its own and resident file pages, at their highest."""
+        return self.mapped + self.repacked + self.cache + self.compute + self.bookkeeping
+
+    @property
+    def lasting(self) -> int:
+        """What generation goes on using: mapped weights that were copied are not read again."""
+        return self.peak - self.repacked
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The needs of a set against what is free."""
+
+    needs: tuple[MemoryNeed, ...]
+    context_tokens: int
+    free_bytes: int
+    free_gpu_bytes: int
+    advice: tuple[str, ...] = ()
+    """What would make it fit, best first; empty when it fits."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(need.peak for need in self.needs)
+
+    @property
+    def lasting_bytes(self) -> int:
+        return sum(need.lasting for need in self.needs)
+
+    @property
+    def gpu_bytes(self) -> int:
+        return sum(need.gpu for need in self.needs)
+
+    @property
+    def fits(self) -> bool:
+        return self.lasting_bytes + RESERVE_BYTES <= self.free_bytes and self.gpu_bytes <= self.free_gpu_bytes
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        verdict = "fits" if self.fits else "does not fit"
+        text = f"{verdict}: needs {_size(self.lasting_bytes)}, {_size(self.free_bytes)} of memory are free"
+        if self.gpu_bytes:
+            text += f"; {_size(self.gpu_bytes)} on the GPU, {_size(self.free_gpu_bytes)} free there"
+        return "; ".join((text, *self.advice))
+
+
+def forecast(config: SetConfig, free_bytes: int | None = None, free_gpu_bytes: int | None = None) -> Forecast:
+    """What loading `config` would take. None reads what is free now.
+
+    Raises:
+        ModelFileError: a file cannot be used.
+    """
+    if free_bytes is None:
+        free_bytes = psutil.virtual_memory().available
+    if free_gpu_bytes is None:
+        free_gpu_bytes = _free_gpu_bytes()
+    context_tokens = config.context_tokens or read_header(config.target).context_tokens
+    layouts = [_target_layout(config, context_tokens)]
+    layouts += [_drafter_layout(Path(name), config.placement, context_tokens) for name in _files(config.drafters)]
+    findings = dry_run(layouts)
+    needs = tuple(
+        _need(layout, finding, is_target=index == 0)
+        for index, (layout, finding) in enumerate(zip(layouts, findings, strict=True))
+    )
+    result = Forecast(needs, context_tokens, free_bytes, free_gpu_bytes)
+    return result if result.fits else _with_advice(result)
+
+
+def estimate(path: Path, context_tokens: int, is_target: bool) -> MemoryNeed:
+    """The same from the header alone, in milliseconds, for choosing among many files; everything on the CPU."""
+    placement = ModelPlacement(gpu_layers=0)
+    if is_target:
+        layout = _target_layout(SetConfig(path, (), context_tokens, placement), context_tokens)
+    else:
+        layout = _drafter_layout(path, placement, context_tokens)
+    return _need(layout, None, is_target)
+
+
+def _target_layout(config: SetConfig, context_tokens: int) -> Layout:
+    """As `engine.loader` makes the target's context."""
+    settings = ContextSettings(
+        context_tokens=context_tokens,
+        kv_type=choose_kv_type(config.exactness),
+        threads=config.placement.threads,
+        max_outputs=LONGEST_DRAFT + 1,
+        max_sequences=TARGET_SEQUENCES,
+        batch_tokens=GPU_BATCH_TOKENS if has_gpu() else CPU_BATCH_TOKENS,
+    )
+    return Layout(config.target, config.placement.gpu_layers, settings)
+
+
+def _drafter_layout(path: Path, placement: ModelPlacement, context_tokens: int) -> Layout:
+    """As a model drafter makes its context."""
+    settings = ContextSettings(
+        context_tokens=context_tokens,
+        kv_type=KvType.F16,
+        threads=placement.threads,
+        max_outputs=SCORED_CATCH_UP_TOKENS,
+    )
+    return Layout(path, placement.gpu_layers, settings)
+
+
+def _files(drafters: Sequence[str]) -> list[str]:
+    return [name for name in drafters if name not in FREE_DRAFTERS]
+
+
+def _need(layout: Layout, finding: Finding | None, is_target: bool) -> MemoryNeed:
+    facts = read_header(layout.path)
+    tensors = read_tensors(layout.path)
+    gpu_share = _gpu_share(layout, facts)
+    weights_bytes = sum(tensor.size_bytes for tensor in tensors)
+    repacked_bytes = _repacked_bytes(tensors) if finding is None or finding.repacks else 0
+    cache_bytes = finding.cache_bytes if finding else _cache_bytes(facts, layout.settings)
+    compute = finding.compute_bytes if finding else {"CPU": _compute_bytes(facts, layout.settings)}
+    host_compute_bytes = sum(size for device, size in compute.items() if device.startswith("CPU") or "_Host" in device)
+    gpu_compute_bytes = sum(compute.values()) - host_compute_bytes
+    output_bytes = finding.output_bytes if finding else 4 * facts.vocabulary_size * layout.settings.max_outputs
+    file_bytes = sum(part.stat().st_size for part in split_paths(layout.path))
+    return MemoryNeed(
+        path=layout.path,
+        is_target=is_target,
+        mapped=round(file_bytes - gpu_share * weights_bytes),
+        repacked=round(repacked_bytes * (1 - gpu_share)),
+        cache=round(cache_bytes * (1 - gpu_share)),
+        compute=host_compute_bytes + output_bytes,
+        bookkeeping=finding.bookkeeping_bytes if finding else _BOOKKEEPING_BYTES,
+        gpu=round(gpu_share * (weights_bytes + cache_bytes)) + gpu_compute_bytes,
+        is_estimate=finding is None,
+    )
+
+
+def _gpu_share(layout: Layout, facts: GgufFacts) -> float:
+    """The share of the layers, and with them of weights and cache, that lies on a GPU."""
+    if not has_gpu() or not facts.layer_count:
+        return 0.0
+    layers = facts.layer_count if layout.gpu_layers < 0 else layout.gpu_layers
+    return min(1.0, layers / facts.layer_count)
+
+
+def _repacked_bytes(tensors: Sequence[TensorFacts]) -> int:
+    """Weights that llama.cpp copies into another order on this CPU.
+
+    Those of the layers and the head; the embeddings only where they serve as head too.
+    """
+    info = native().system_info
+    multiples = dict(_ARM_REPACKED if "NEON = 1" in info else _X86_REPACKED if "AVX2 = 1" in info else {})
+    if "AVX512 = 1" in info:
+        multiples["Q2_K"] = 8
+    is_tied = all(tensor.name != "output.weight" for tensor in tensors)
+    return sum(
+        tensor.size_bytes
+        for tensor in tensors
+        if len(tensor.shape) > 1
+        and tensor.type in multiples
+        and tensor.shape[1] % multiples[tensor.type] == 0
+        and (is_tied or not tensor.name.startswith("token_embd"))
+    )
+
+
+def _cache_bytes(facts: GgufFacts, settings: ContextSettings) -> int:
+    numbers = facts.layer_count * facts.kv_width * settings.context_tokens
+    return round(numbers * _BYTES_PER_NUMBER[settings.kv_type])
+
+
+def _compute_bytes(facts: GgufFacts, settings: ContextSettings) -> int:
+    """Activations of the widest moment of a pass, and its attention mask."""
+    widest = max(2 * facts.feed_forward_width + facts.embedding_width, 3 * facts.embedding_width)
+    rows_bytes = 4 * settings.batch_tokens * (widest + facts.embedding_width)
+    outputs_bytes = 4 * settings.max_outputs * facts.vocabulary_size
+    return max(rows_bytes, outputs_bytes) + 2 * settings.batch_tokens * settings.context_tokens
+
+
+def _free_gpu_bytes() -> int:
+    if not has_gpu():
+        return 0
+    return sum(device.free_bytes for device in list_devices() if not device.name.startswith("CPU"))
+
+
+def _with_advice(result: Forecast) -> Forecast:
+    advice = (*_less_context(result), *_fewer_drafters(result), *_other_placement(result))
+    if not advice:
+        target = next(need for need in result.needs if need.is_target)
+        advice = (f"choose a smaller model, or fewer bits, than {target.path.name}; or close other programs",)
+    return Forecast(result.needs, result.context_tokens, result.free_bytes, result.free_gpu_bytes, advice)
+
+
+def _less_context(result: Forecast) -> tuple[str, ...]:
+    missing_bytes = result.lasting_bytes + RESERVE_BYTES - result.free_bytes
+    cache_bytes = sum(need.cache for need in result.needs)
+    tokens = result.context_tokens
+    while tokens >= 2 * _FEW_CONTEXT_TOKENS:
+        tokens //= 2
+        freed_bytes = cache_bytes * (1 - tokens / result.context_tokens)
+        if 0 < missing_bytes <= freed_bytes:
+            return (f"--ctx {tokens} would free {_size(freed_bytes)} and make it fit",)
+    return ()
+
+
+def _fewer_drafters(result: Forecast) -> tuple[str, ...]:
+    """Leave out the largest drafters until the rest fits."""
+    drafters = sorted((need for need in result.needs if not need.is_target), key=lambda need: -need.lasting)
+    missing_bytes = result.lasting_bytes + RESERVE_BYTES - result.free_bytes
+    missing_gpu_bytes = result.gpu_bytes - result.free_gpu_bytes
+    dropped: list[str] = []
+    for need in drafters:
+        dropped.append(need.path.stem)
+        missing_bytes -= need.lasting
+        missing_gpu_bytes -= need.gpu
+        if missing_bytes <= 0 and missing_gpu_bytes <= 0:
+            return (f"leaving out {' and '.join(dropped)} would make it fit",)
+    return ()
+
+
+def _other_placement(result: Forecast) -> tuple[str, ...]:
+    """Move layers between GPU and memory, where one has too little and the other enough."""
+    target = next(need for need in result.needs if need.is_target)
+    layer_count = read_header(target.path).layer_count
+    missing_gpu_bytes = result.gpu_bytes - result.free_gpu_bytes
+    if missing_gpu_bytes > 0 and target.gpu and layer_count:
+        layers = int(layer_count * max(0.0, 1 - missing_gpu_bytes / target.gpu))
+        return (f"--gpu-layers {layers} would put the rest of the target in main memory",)
+    missing_bytes = result.lasting_bytes + RESERVE_BYTES - result.free_bytes
+    if missing_bytes > 0 and result.free_gpu_bytes - result.gpu_bytes >= missing_bytes:
+        return ("more layers on the GPU (--gpu-layers) would free main memory",)
+    return ()
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f} GB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MB"

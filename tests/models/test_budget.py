@@ -1,0 +1,184 @@
+"""Forecasts against what loading really takes, measured in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gguf.constants import LlamaFileType
+
+from engine.config import ModelPlacement, SetConfig
+from engine.errors import ModelFileError
+from models import budget, dry_run
+from models.budget import estimate, forecast
+from models.derive import write_copy
+from models.gguf_file import read_tensors
+from tests.models.making import write_tiny_llama
+
+GIGABYTE = 2**30
+COPIES: dict[str, tuple[tuple[int, ...], LlamaFileType | None]] = {
+    "Q8_0": ((), LlamaFileType.MOSTLY_Q8_0),
+    "Q4_0 without a layer": ((14,), LlamaFileType.MOSTLY_Q4_0),
+    "Q2_K": ((), LlamaFileType.MOSTLY_Q2_K),
+}
+LOAD_AND_USE = """
+import sys, threading, time
+from pathlib import Path
+import numpy
+from engine.config import SetConfig
+from engine.loader import LoadedSet
+from engine.runtime.api import native
+from engine.runtime.context import Run
+
+def resident():
+    status = Path("/proc/self/status").read_text()
+    return [1024 * int(status.split(key)[1].split()[0]) for key in ("RssAnon:", "RssFile:")]
+
+native()
+before = resident()
+peak = list(before)
+is_done = threading.Event()
+
+def watch():
+    while not is_done.wait(0.005):
+        peak[:] = map(max, peak, resident())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+loaded = LoadedSet.load(SetConfig(Path(sys.argv[1]), tuple(sys.argv[3:]), int(sys.argv[2])))
+sequence = loaded.context.allocate()
+tokens = list(range(1000, 1000 + loaded.context.settings.batch_tokens))
+loaded.context.decode([Run(sequence, tokens, loaded.context.settings.max_outputs)])
+for drafter in loaded.panel.models:
+    drafter.begin(tokens * 8)
+    drafter.start_catch_up(len(tokens) * 8, threading.Event()).result()
+is_done.set()
+watcher.join()
+loaded.close()
+print(sum(peak) - sum(before))
+"""
+
+
+@pytest.fixture(scope="session")
+def copies(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The starter in other formats and sizes, to be measured beside it."""
+    folder = tmp_path_factory.mktemp("copies")
+    made = {"Q4_1": starter}
+    for name, (layers, file_type) in COPIES.items():
+        made[name] = folder / f"{name.replace(' ', '-')}.gguf"
+        write_copy(starter, made[name], layers, file_type)
+    return made
+
+
+def used_bytes(target: Path, context_tokens: int, *drafters: Path) -> int:
+    """Peak memory of its own plus peak resident file pages, over those of the bare process."""
+    command = [sys.executable, "-c", LOAD_AND_USE, str(target), str(context_tokens), *map(str, drafters)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(
+    ("target", "context_tokens", "drafters"),
+    [
+        ("Q4_1", 4096, ()),
+        ("Q8_0", 8192, ()),
+        ("Q4_0 without a layer", 2048, ()),
+        ("Q2_K", 1024, ()),
+        ("Q8_0", 2048, ("Q4_0 without a layer", "Q2_K")),
+    ],
+)
+def test_forecast_and_estimate_are_within_a_tenth_of_what_is_used(
+    copies: dict[str, Path], target: str, context_tokens: int, drafters: tuple[str, ...]
+) -> None:
+    paths = [copies[name] for name in drafters]
+    used = used_bytes(copies[target], context_tokens, *paths)
+    result = forecast(SetConfig(copies[target], tuple(map(str, paths)), context_tokens))
+    assert not any(need.is_estimate for need in result.needs)
+    assert result.peak_bytes == pytest.approx(used, rel=0.1)
+    estimates = [
+        estimate(copies[target], context_tokens, is_target=True),
+        *(estimate(path, context_tokens, is_target=False) for path in paths),
+    ]
+    assert sum(need.peak for need in estimates) == pytest.approx(used, rel=0.1)
+
+
+def test_free_drafters_cost_nothing_and_the_whole_context_counts(starter: Path) -> None:
+    short = forecast(SetConfig(starter, ("ngram", "suffix"), 1024))
+    whole = forecast(SetConfig(starter, (), 0))
+    assert len(short.needs) == 1
+    assert whole.context_tokens == 8192
+    assert whole.needs[0].cache == 8 * short.needs[0].cache == 30 * 2 * 3 * 64 * 2 * 8192
+    assert short.fits
+    assert short.advice == ()
+    assert "fits: needs" in short.summary
+
+
+def test_weights_that_are_copied_count_twice_at_the_peak_and_once_afterwards(copies: dict[str, Path]) -> None:
+    path = copies["Q4_0 without a layer"]
+    (need,) = forecast(SetConfig(path, (), 1024)).needs
+    copied = sum(tensor.size_bytes for tensor in read_tensors(path) if tensor.type == "Q4_0")
+    assert need.repacked in (0, copied)  # which of them depends on the CPU
+    assert need.mapped == path.stat().st_size
+    assert need.peak - need.lasting == need.repacked
+
+
+def test_what_a_dry_run_does_not_say_is_estimated(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (known,) = forecast(SetConfig(starter)).needs
+    monkeypatch.setattr(dry_run.sys, "executable", "/nonexistent")  # type: ignore[attr-defined]
+    (estimated,) = forecast(SetConfig(starter)).needs
+    assert (known.is_estimate, estimated.is_estimate) == (False, True)
+    assert estimated.peak == pytest.approx(known.peak, rel=0.1)
+
+
+def test_one_model_that_cannot_be_laid_out_does_not_spoil_the_others(starter: Path, tmp_path: Path) -> None:
+    strange = write_tiny_llama(tmp_path / "strange.gguf", layer_count=2, architecture="unheard-of")
+    needs = forecast(SetConfig(starter, (str(strange), str(starter)), 1024)).needs
+    assert [need.is_estimate for need in needs] == [False, True, False]
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"no such model file: .*missing\.gguf"):
+        forecast(SetConfig(tmp_path / "missing.gguf"))
+
+
+def test_too_little_memory_brings_advice(copies: dict[str, Path]) -> None:
+    config = SetConfig(copies["Q8_0"], (str(copies["Q2_K"]), str(copies["Q4_1"])), 8192)
+    needed = forecast(config).lasting_bytes + budget.RESERVE_BYTES
+
+    def advice(free_bytes: int) -> list[str]:
+        result = forecast(config, free_bytes)
+        assert not result.fits
+        assert "does not fit: needs" in result.summary
+        return list(result.advice)
+
+    context, drafters = advice(needed - 2**20)
+    assert context.startswith("--ctx 4096 would free 270 MB")
+    assert drafters == "leaving out Q2_K would make it fit" or "Q4_1" in drafters
+    assert advice(needed - 400 * 2**20)[0].startswith("--ctx 2048")
+    assert "and" in advice(needed - 500 * 2**20)[-1]
+    (last,) = advice(10 * 2**20)
+    assert last.startswith("choose a smaller model, or fewer bits, than Q8_0.gguf")
+
+
+def test_advice_is_true(copies: dict[str, Path]) -> None:
+    path = copies["Q8_0"]
+    free_bytes = forecast(SetConfig(path, (), 8192)).lasting_bytes + budget.RESERVE_BYTES - 1
+    (advice,) = forecast(SetConfig(path, (), 8192), free_bytes).advice
+    tokens = int(advice.split()[1])
+    assert forecast(SetConfig(path, (), tokens), free_bytes).fits
+
+
+def test_layers_on_a_gpu_count_there(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "has_gpu", lambda: True)
+    config = SetConfig(starter, (), 1024, ModelPlacement(gpu_layers=-1))
+    (need,) = forecast(config, GIGABYTE, GIGABYTE).needs
+    assert need.gpu > starter.stat().st_size * 0.9
+    assert need.cache == 0
+    half = forecast(SetConfig(starter, (), 1024, ModelPlacement(gpu_layers=15)), GIGABYTE, GIGABYTE).needs[0]
+    assert half.gpu == pytest.approx(need.gpu / 2, abs=1)
+    result = forecast(config, 8 * GIGABYTE, need.gpu // 2)
+    assert not result.fits
+    assert result.advice == ("--gpu-layers 15 would put the rest of the target in main memory",)
+    assert "on the GPU" in result.summary
