@@ -60,6 +60,8 @@ class CostModel:
     _read: dict[str, Mean] = field(default_factory=dict)
     """Per token that a drafter reads in bulk."""
     _overhead: Mean = field(default_factory=lambda: Mean(0.3))
+    clock: Callable[[], float] = time.perf_counter
+    """Seconds; everything that is timed is timed by it, so that a replay can bring its own."""
     is_stored: bool = False
     """Whether the curve came from disk instead of a calibration."""
 
@@ -177,9 +179,9 @@ def calibrate(cost: CostModel, context: Context, progress: CalibrationProgress |
 
     def measure(size: int) -> None:
         context.truncate(sequence, 0)
-        started = time.perf_counter()
+        started = cost.clock()
         context.decode([Run(sequence, [token] * size, size)])
-        elapsed_ms = (time.perf_counter() - started) * 1e3
+        elapsed_ms = (cost.clock() - started) * 1e3
         fastest[size] = min(fastest.get(size, elapsed_ms), elapsed_ms)
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -104,7 +103,7 @@ class Panel:
     def catch_up(self, names: Sequence[str], max_tokens: int, cost: CostModel, cancel: threading.Event) -> None:
         """Let drafters read a slice of what they are behind by."""
         for drafter in self.named(names):
-            started = time.perf_counter()
+            started = cost.clock()
             future = drafter.start_catch_up(max_tokens, cancel)
             if future is None:
                 continue
@@ -113,7 +112,7 @@ class Panel:
             except QuorumError as error:
                 self.failures[drafter.name] = str(error)
                 continue
-            cost.observe_read(drafter.name, read, (time.perf_counter() - started) * 1e3)
+            cost.observe_read(drafter.name, read, (cost.clock() - started) * 1e3)
 
     def start_look_ahead(self, names: Sequence[str], path: tuple[int, ...], max_tokens: int) -> LookAheadRun | None:
         """Let drafters draft beyond a path that is being verified; None when nobody can."""
@@ -165,16 +164,16 @@ class DraftApart(Drafting):
         keep: KeepFor,
         cancel: threading.Event,
     ) -> Ballot:
-        started = time.perf_counter()
+        started = self._cost.clock()
         drafters = self._panel.named(names)
         drafts = self._panel.ask(drafters, lambda drafter: DraftRequest((), length, keep(drafter.name), cancel))
-        drafted = time.perf_counter()
+        drafted = self._cost.clock()
         draft_ms = (drafted - started) * 1e3
         self._cost.observe_draft(names, max((drafter.last_passes for drafter in drafters), default=0), draft_ms)
         drafts = [*drafts, *hint]
         voted = vote(drafts, weights)
         proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
-        return Ballot(voted, proposals, draft_ms, (time.perf_counter() - drafted) * 1e3)
+        return Ballot(voted, proposals, draft_ms, (self._cost.clock() - drafted) * 1e3)
 
 
 class DraftTogether(Drafting):
@@ -196,14 +195,14 @@ class DraftTogether(Drafting):
         draft_ms = vote_ms = 0.0
         passes = 0
         while len(steps) < length and not cancel.is_set():
-            started = time.perf_counter()
+            started = self._cost.clock()
             path = tuple(step.tokens[0] for step in steps)
             request = DraftRequest(path, 1, always, cancel)
             drafts = self._panel.ask(drafters, lambda _drafter, request=request: request)  # type: ignore[misc]
-            drafted = time.perf_counter()
+            drafted = self._cost.clock()
             chosen = vote(drafts, weights)
             draft_ms += (drafted - started) * 1e3
-            vote_ms += (time.perf_counter() - drafted) * 1e3
+            vote_ms += (self._cost.clock() - drafted) * 1e3
             if not chosen.tokens:
                 break
             passes += max((drafter.last_passes for drafter in drafters), default=0)

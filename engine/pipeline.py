@@ -8,7 +8,6 @@ next pass.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,26 +96,27 @@ class Pipeline:
         Raises:
             DecodeError: the target's pass failed; nothing was committed.
         """
-        started = time.perf_counter()
+        clock = self._learning.cost.clock
+        started = clock()
         room = self._room(remaining_tokens)
         hint = self._panel.hint(min(self._rule.limit(), room), cancel)
         plan = self._plan(hint, room, remaining_tokens)
-        planned = time.perf_counter()
+        planned = clock()
         self._panel.catch_up(plan.catch_up, CATCH_UP_SLICE_TOKENS, self._learning.cost, cancel)
-        caught_up = time.perf_counter()
+        caught_up = clock()
         ballot = self._draft(plan, hint, cancel)
         if cancel.is_set():
             return None
-        drafted = time.perf_counter()
+        drafted = clock()
         sent = self._trim(ballot.voted, room)
         ahead = self._start_look_ahead(plan, sent)
-        trimmed = time.perf_counter()
+        trimmed = clock()
         verification = self._verify(sent, ahead)
-        verified = time.perf_counter()
+        verified = clock()
         emitted, ended = self._commit(sent, verification.verdicts[0])
-        committed = time.perf_counter()
+        committed = clock()
         look_ahead = self._judge_look_ahead(ahead, sent, verification.verdicts[0])
-        judged = time.perf_counter()
+        judged = clock()
         waited_ms = (trimmed - started) * 1e3 - (caught_up - planned) * 1e3
         step_ms = waited_ms + verification.verify_ms + verification.sample_ms
         scores = self._learn(plan, ballot, sent, emitted, verification, step_ms, overlapped=ahead is not None)
@@ -126,7 +126,7 @@ class Pipeline:
             vote_ms=ballot.vote_ms,
             verify_ms=verification.verify_ms,
             sample_ms=verification.sample_ms,
-            other_ms=(trimmed - drafted + committed - verified + time.perf_counter() - judged) * 1e3,
+            other_ms=(trimmed - drafted + committed - verified + clock() - judged) * 1e3,
         )
         record = self._record(plan, ballot, sent, emitted, look_ahead, times)
         self._ledger.record(record, emitted, ballot.voted.proposers, scores)
@@ -168,7 +168,8 @@ class Pipeline:
 
     def _verify(self, sent: VotedDraft, ahead: LookAheadRun | None) -> Verification:
         try:
-            return verify(self._context, [Candidate(self._sequence, self._tokens[-1], sent.tokens, self._sampler)])
+            candidate = Candidate(self._sequence, self._tokens[-1], sent.tokens, self._sampler)
+            return verify(self._context, [candidate], self._learning.cost.clock)
         finally:
             if ahead is not None:
                 ahead.stop.set()

@@ -6,8 +6,7 @@ included: the emitted tokens are always the target's choices from its own sample
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.runtime.context import Context, Run
@@ -35,10 +34,15 @@ class Verification:
     sample_ms: float
 
 
-def verify(context: Context, candidates: Sequence[Candidate]) -> Verification:
+def verify(context: Context, candidates: Sequence[Candidate], clock: Callable[[], float]) -> Verification:
     """Score all candidates in one pass and roll every sequence back to its accepted path.
 
     Afterwards a sequence holds the pending and the accepted draft tokens; the final token is the next pending one.
+
+    Args:
+        context: The target's.
+        candidates: At most one for each sequence.
+        clock: Gives seconds.
 
     Raises:
         DecodeError: the pass failed; all sequences are as before it.
@@ -47,9 +51,9 @@ def verify(context: Context, candidates: Sequence[Candidate]) -> Verification:
         Run(candidate.sequence, (candidate.pending, *candidate.draft), len(candidate.draft) + 1)
         for candidate in candidates
     ]
-    started = time.perf_counter()
+    started = clock()
     context.decode(runs)
-    decoded = time.perf_counter()
+    decoded = clock()
     verdicts: list[Verdict] = []
     first_output = 0
     for candidate in candidates:
@@ -59,4 +63,4 @@ def verify(context: Context, candidates: Sequence[Candidate]) -> Verification:
     for candidate, verdict in zip(candidates, verdicts, strict=True):
         rejected = len(candidate.draft) - verdict.accepted
         context.truncate(candidate.sequence, context.length(candidate.sequence) - rejected)
-    return Verification(tuple(verdicts), (decoded - started) * 1e3, (time.perf_counter() - decoded) * 1e3)
+    return Verification(tuple(verdicts), (decoded - started) * 1e3, (clock() - decoded) * 1e3)
