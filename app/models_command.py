@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from gguf.constants import LlamaFileType
 
+from engine.config import SetConfig
 from models import hub
+from models.budget import forecast
+from models.catalogue import WHY_Q4_0_ON_CPU, MachineKind, recommended, this_machine
 from models.derive import derive, derive_default
 from models.gguf_file import read_header
 from models.library import STARTER_NAME, InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
-from models.pairing import Verdict, pairings
+from models.pairing import Verdict, choose_drafters, pairings, suggest
 from models.progress import Progress
 from models.starter import fetch_starter
 
@@ -32,6 +35,11 @@ _FORMATS = {
     "q2_k": LlamaFileType.MOSTLY_Q2_K,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
+_MEMORY_NAMES = {
+    MachineKind.CPU: "main memory",
+    MachineKind.APPLE: "memory shared with the GPU",
+    MachineKind.GPU: "GPU memory",
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -42,6 +50,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
     listing = actions.add_parser("list", help="what is installed (also without ACTION)")
     listing.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document")
+
+    actions.add_parser("recommend", help="what to fetch for this machine, and why")
 
     fetch = actions.add_parser("fetch", help="download a model")
     fetch.add_argument(
@@ -73,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     actions: dict[str | None, Callable[[argparse.Namespace], None]] = {
         None: _list,
         "list": _list,
+        "recommend": _recommend,
         "fetch": _fetch,
         "pair": _pair,
         "derive": _derive,
@@ -96,10 +107,34 @@ def _list(args: argparse.Namespace) -> None:
         print("No model is installed. `python launch.py models fetch` gets the starter (98 MB).")
 
 
+def _recommend(_: argparse.Namespace) -> None:
+    machine = this_machine()
+    print(f"For {machine.memory_gib:.0f} GB of {_MEMORY_NAMES[machine.kind]}:")
+    for preset in recommended(machine):
+        print(f"\n{preset.name}, about {preset.total_gib:.1f} GB in use: {preset.why}")
+        for offer in (preset.target, *preset.drafters):
+            role = "target" if offer is preset.target else "drafter"
+            print(f"  {role:<8}{offer.size_gib:5.1f} GB  python launch.py models fetch {offer.reference}")
+    if machine.kind is MachineKind.CPU:
+        print(f"\n{WHY_Q4_0_ON_CPU}.")
+    print("The starter (`python launch.py models fetch`, 0.1 GB) runs on every machine.")
+
+
 def _fetch(args: argparse.Namespace) -> None:
     with ProgressLine(sys.stderr) as line:
-        path = fetch_starter(line.show) if args.what.lower() == STARTER_NAME else hub.fetch(args.what, line.show)
-    print(path)
+        for reference in _references(args.what):
+            print(fetch_starter(line.show) if reference == STARTER_NAME else hub.fetch(reference, line.show))
+
+
+def _references(what: str) -> tuple[str, ...]:
+    if what.lower() == STARTER_NAME:
+        return (STARTER_NAME,)
+    if what.lower() != "recommended":
+        return (what,)
+    presets = recommended(this_machine())
+    if not presets:
+        return (STARTER_NAME,)
+    return tuple(offer.reference for offer in (presets[0].target, *presets[0].drafters))
 
 
 def _pair(args: argparse.Namespace) -> None:
@@ -119,7 +154,10 @@ def _pair(args: argparse.Namespace) -> None:
     for suggestion in sorted(suggestions):
         print(f"Suggestion: {suggestion}.")
     if not verdicts:
-        print(f"  none. `python launch.py models derive {args.target}` makes one from the target.")
+        print(f"  none; {suggest(target)}.")
+    chosen = choose_drafters(target)
+    print(f"Without --drafters: {', '.join(Path(name).stem for name in chosen)}. In memory, this")
+    print(f"  {forecast(SetConfig(target, chosen)).summary}.")
 
 
 def _derive(args: argparse.Namespace) -> None:

@@ -17,17 +17,17 @@ from pathlib import Path
 import psutil
 
 from engine.errors import IncompatibleDrafter, ModelFileError
+from engine.loader import FREE_DRAFTERS
 from engine.runtime.api import native
 from engine.runtime.model import Model
 from engine.runtime.vocabulary import MAX_SIZE_DIFFERENCE, check_compatible
 from models.atomic import write_json
 from models.budget import RESERVE_BYTES, estimate
+from models.catalogue import drafters_for
 from models.folders import cache_folder
 from models.gguf_file import GgufFacts, read_header
 from models.library import InstalledModel, list_models
 
-FREE_DRAFTERS = ("ngram", "suffix")
-"""Drafters that need no file and fit every target."""
 MOST_MODEL_DRAFTERS = 3
 DEFAULT_CONTEXT_TOKENS = 4096
 
@@ -118,10 +118,11 @@ def suggest(target: Path) -> str:
 def _suggestion(target: Path, names: list[str]) -> str:
     if names:
         return f"{' or '.join(names[:2])} can draft for this target"
-    return (
-        f"`python launch.py models derive {target.name}` makes a drafter from the target itself; ngram and suffix fit "
-        "every target"
-    )
+    deriving = f"`python launch.py models derive {target.name}` makes a drafter from the target itself"
+    offers = drafters_for(read_header(target))
+    if offers:
+        return f"`python launch.py models fetch {offers[-1].reference}` gets one of its family, or {deriving}"
+    return f"{deriving}; ngram and suffix fit every target"
 
 
 def _verdict(judge: _Judge, name: str, candidate: Path, facts: GgufFacts | None = None) -> Verdict:

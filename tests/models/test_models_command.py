@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from app import models_command
 from app.models_command import ProgressLine, add_parser, run
 from engine.errors import ModelFileError, SettingError
+from models import hub
+from models.catalogue import Machine, MachineKind, recommended
 from models.derive import all_derived
 from models.folders import models_folder
 from models.progress import Progress
@@ -56,6 +59,33 @@ def test_a_present_starter_is_not_fetched_again(home: Path, starter: Path, capsy
     assert capsys.readouterr().out.strip() == str(starter_path())
 
 
+@pytest.fixture
+def office_machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(MachineKind.CPU, 15.5)
+    monkeypatch.setattr(models_command, "this_machine", lambda: machine)
+    return machine
+
+
+def test_recommendations_can_be_copied_into_a_shell(
+    home: Path, office_machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models("recommend")
+    printed = capsys.readouterr().out
+    preset = recommended(office_machine)[0]
+    assert f"python launch.py models fetch {preset.target.reference}\n" in printed
+    assert "Q4_0 is first choice for a CPU" in printed
+
+
+def test_recommended_fetches_target_and_drafters(
+    home: Path, office_machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    monkeypatch.setattr(hub, "fetch", lambda reference, _: fetched.append(reference))
+    models("fetch", "recommended")
+    preset = recommended(office_machine)[0]
+    assert fetched == [offer.reference for offer in (preset.target, *preset.drafters)]
+
+
 def test_what_is_no_repository_is_refused(home: Path) -> None:
     with pytest.raises(SettingError, match="OWNER/REPOSITORY"):
         models("fetch", "nonsense")
@@ -69,6 +99,8 @@ def test_a_pairing_explains_itself(home: Path, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert "fits      good" in printed
     assert "token 5 is 'token5' in the target" in printed
+    assert "Without --drafters: ngram, suffix, good" in printed
+    assert "  fits: needs " in printed
     models("pair", "target", "--json")
     verdicts = {verdict["name"]: verdict for verdict in json.loads(capsys.readouterr().out)}
     assert {name: verdict["is_compatible"] for name, verdict in verdicts.items()} == {"good": True, "bad": False}

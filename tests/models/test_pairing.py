@@ -46,6 +46,13 @@ def test_the_free_drafters_serve_every_target(target: Path) -> None:
     assert "models derive target.gguf" in suggest(target)
 
 
+def test_a_target_of_a_known_family_is_told_what_to_fetch(home: Path) -> None:
+    target = write_vocabulary(models_folder() / "Qwen3-4B.gguf", TOKENS, filler_bytes=2_000_000)
+    assert "models derive" in suggest(target)
+    os.truncate(target, 2_000_000_000)
+    assert "models fetch unsloth/Qwen3-0.6B-GGUF:Q4_0` gets one" in suggest(target)
+
+
 def test_the_three_cheapest_that_fit_are_chosen(target: Path) -> None:
     sizes = {"d": 40_000, "b": 20_000, "a": 10_000, "c": 30_000}
     paths = {name: str(drafter(name, filler_bytes=size)) for name, size in sizes.items()}
