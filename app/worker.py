@@ -171,4 +171,4 @@ def note_on(answer: RunSnapshot, context_tokens: int) -> str:
             f"ended because the context of {context_tokens} tokens is full; "
             "start a new chat, or load the model with a larger context"
         )
-    return ""
+    return "" if answer.text else "the model ended its turn without a word"

@@ -1,0 +1,96 @@
+"""The server around the page, without a browser and without a model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.choices import SetChoice, preparation
+from app.controls import AnswerControls
+from app.server import PORTS_TRIED, create_app, listen
+from app.service import Service
+from engine.config import GenerationSettings, Policy, PolicyKind, Speculation
+from engine.errors import EnvironmentProblem, ModelFileError, SettingError
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[TestClient]:
+    app = create_app(service, SetChoice(), GenerationSettings(), HOST, 7860)
+    with TestClient(app, base_url=f"http://{HOST}:7860") as made:
+        yield made
+
+
+def test_health_tells_what_is_loaded(client: TestClient) -> None:
+    assert client.get("/health").json() == {"status": "ok", "model": None}
+
+
+def test_the_page_is_served_to_us_and_to_nobody_else(client: TestClient) -> None:
+    assert client.get("/").status_code == 200
+    for path in ("/", "/health", "/config", "/gradio_api/info"):
+        assert client.get(path, headers={"host": "evil.example"}).status_code == 403
+        assert client.get(path, headers={"origin": "https://evil.example"}).status_code == 403
+    assert client.post("/gradio_api/queue/join", headers={"origin": "null"}, json={}).status_code == 403
+
+
+def test_the_page_reports_to_nobody_and_keeps_no_history(client: TestClient) -> None:
+    config = client.get("/config").json()
+    assert config["analytics_enabled"] is False
+    assert config["run_history"] is False
+    assert config["connect_heartbeat"] is False
+
+
+def test_a_port_in_use_gives_the_next_one() -> None:
+    with listen(HOST, 0) as taken:
+        port = taken.getsockname()[1]
+        with listen(HOST, port) as second:
+            assert port < second.getsockname()[1] < port + PORTS_TRIED
+
+
+def test_an_address_that_is_not_ours_is_explained() -> None:
+    with pytest.raises(EnvironmentProblem, match="--port"):
+        listen("192.0.2.1", 7860)
+
+
+def test_names_become_files(starter: Path, home: Path) -> None:
+    folder = home / "cache" / "models"
+    folder.mkdir(parents=True)
+    (folder / starter.name).hardlink_to(starter)
+    config = preparation(SetChoice())(lambda _phase, _share: None, threading.Event())
+    assert config.target == folder / starter.name
+    assert config.drafters == ("ngram", "suffix")
+    with pytest.raises(ModelFileError, match="nothing-like-it"):
+        preparation(SetChoice("nothing-like-it"))(lambda _phase, _share: None, threading.Event())
+
+
+@pytest.fixture
+def controls() -> AnswerControls:
+    import gradio as gr
+
+    from app.controls import build_answer_controls
+
+    with gr.Blocks():
+        return build_answer_controls(GenerationSettings(speculation=Speculation(Policy(PolicyKind.FIXED, 5))))
+
+
+def test_untouched_controls_say_what_they_were_built_with(controls: AnswerControls) -> None:
+    values = {component: component.value for component in controls.all()}
+    expected = GenerationSettings(speculation=Speculation(Policy(PolicyKind.FIXED, 5)))
+    assert controls.settings(values) == expected
+
+
+def test_controls_refuse_what_makes_no_sense(controls: AnswerControls) -> None:
+    values = {component: component.value for component in controls.all()}
+    for component, value, says in (
+        (controls.temperature, None, "Temperature is empty"),
+        (controls.seed, -4, "seed"),
+        (controls.max_tokens, 0, "max tokens"),
+        (controls.top_k, 1.5, "whole number"),
+    ):
+        with pytest.raises(SettingError, match=says):
+            controls.settings(values | {component: value})
