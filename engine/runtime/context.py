@@ -52,6 +52,11 @@ class ContextSettings:
     max_sequences: int = 4
     batch_tokens: int = 512
 
+    def __post_init__(self) -> None:
+        # llama.cpp ends the process over this one.
+        if self.max_outputs < self.max_sequences:
+            raise ValueError(f"{self.max_outputs} outputs are fewer than {self.max_sequences} sequences")
+
 
 class Context:
     """Owns a native context on `model`; closed by `close` or with the model."""
@@ -164,7 +169,7 @@ class Context:
         """Evaluate the runs in one pass; afterwards `logits` gives the rows asked for, in order.
 
         Args:
-            runs: At most `batch_tokens` tokens altogether.
+            runs: At most `batch_tokens` tokens and `max_outputs` outputs altogether.
             cancel: Checked between the operations of the pass (where the backend can) when it is long.
 
         Raises:
@@ -184,6 +189,9 @@ class Context:
             self._batch_outputs[end - run.outputs : end] = 1
             outputs += run.outputs
             start = end
+        if outputs > self.settings.max_outputs:
+            # llama.cpp aborts the whole process over this.
+            raise ValueError(f"a pass gives at most {self.settings.max_outputs} rows of logits, asked for {outputs}")
         self._batch.n_tokens = start
         if cancel is None:
             status = self._lib.llama_decode(self.handle, self._batch)
