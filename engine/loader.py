@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.config import ModelPlacement, SetConfig
+from engine.config import MAX_DRAFT_TOKENS, ModelPlacement, SetConfig
 from engine.cost import CostModel, CostStore, calibrate
 from engine.drafters.base import Drafter
 from engine.drafters.model import ModelDrafter
@@ -18,7 +18,6 @@ from engine.drafters.suffix import SuffixDrafter
 from engine.drafting import Panel
 from engine.errors import MemoryShortage, ModelFileError
 from engine.learning import Learning
-from engine.length import LONGEST_DRAFT
 from engine.runtime.api import native
 from engine.runtime.context import Context, ContextSettings
 from engine.runtime.devices import choose_kv_type, has_gpu
@@ -148,7 +147,7 @@ def _make_context(config: SetConfig, model: Model) -> Context:
             context_tokens=context_tokens,
             kv_type=choose_kv_type(config.exactness),
             threads=config.placement.threads,
-            max_outputs=LONGEST_DRAFT + 1,
+            max_outputs=MAX_DRAFT_TOKENS + 1,
             max_sequences=TARGET_SEQUENCES,
             batch_tokens=GPU_BATCH_TOKENS if has_gpu() else CPU_BATCH_TOKENS,
         ),
