@@ -36,11 +36,7 @@ class LookAheadRun:
 
     futures: dict[str, Future[Draft]]
     stop: threading.Event
-
-    def finish(self) -> list[Draft]:
-        """Stop the drafters after the token in hand; what they have."""
-        self.stop.set()
-        return [future.result() for future in self.futures.values()]
+    """Set to end every draft after the token in hand."""
 
 
 class Panel:
@@ -121,6 +117,11 @@ class Panel:
         futures = {drafter.name: drafter.start_look_ahead(request) for drafter in self.named(names)}
         running = {name: future for name, future in futures.items() if future is not None}
         return LookAheadRun(running, stop) if running else None
+
+    def finish_look_ahead(self, ahead: LookAheadRun) -> list[Draft]:
+        """Stop the drafters that run ahead and wait for them; what they have."""
+        ahead.stop.set()
+        return [self._result(name, future) for name, future in ahead.futures.items()]
 
 
 class Drafting(ABC):

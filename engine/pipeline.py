@@ -170,6 +170,11 @@ class Pipeline:
         try:
             candidate = Candidate(self._sequence, self._tokens[-1], sent.tokens, self._sampler)
             return verify(self._context, [candidate], self._learning.cost.clock)
+        except BaseException:
+            if ahead is not None:
+                # Whatever comes next must not meet a drafter at work.
+                self._panel.finish_look_ahead(ahead)
+            raise
         finally:
             if ahead is not None:
                 ahead.stop.set()
@@ -201,7 +206,7 @@ class Pipeline:
         """Whether the drafters guessed what the target said; they keep or drop their branches when they next draft."""
         if ahead is None:
             return LookAheadOutcome()
-        drafts = ahead.finish()
+        drafts = self._panel.finish_look_ahead(ahead)
         guessed = vote(drafts, self._weights.current)
         if verdict.accepted == len(sent) and guessed.tokens and guessed.tokens[0] == verdict.final:
             # What lies beyond the guess is counted when the next step drafts it.
