@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.config import KvType, ModelPlacement
+from engine.config import MAX_DRAFT_TOKENS, KvType, ModelPlacement
 from engine.drafters.base import Drafter, DraftRequest, Score
 from engine.runtime.context import Context, ContextSettings, PassCancelled, Run
 from engine.runtime.model import LoadProgress, Model
@@ -24,6 +24,8 @@ from engine.types import Draft
 
 SCORED_CATCH_UP_TOKENS = 16
 """A catch-up of at most this many tokens is scored on each of them; a longer one reads for speed."""
+SPARE_CELLS = 3 * MAX_DRAFT_TOKENS
+"""Room beyond the target's context: for a draft at its end, and for a branch that runs ahead beside that draft."""
 
 
 class Prediction(NamedTuple):
@@ -99,7 +101,7 @@ class ModelDrafter(Drafter):
                 check_compatible(target, model.vocabulary, name)
                 # Drafts need no exactness, so the cache has the fastest format.
                 settings = ContextSettings(
-                    context_tokens=context_tokens,
+                    context_tokens=context_tokens + SPARE_CELLS,
                     kv_type=KvType.F16,
                     threads=placement.threads,
                     max_outputs=SCORED_CATCH_UP_TOKENS,
