@@ -117,8 +117,7 @@ class Pipeline:
         committed = clock()
         look_ahead = self._judge_look_ahead(ahead, sent, verification.verdicts[0])
         judged = clock()
-        waited_ms = (trimmed - started) * 1e3 - (caught_up - planned) * 1e3
-        step_ms = waited_ms + verification.verify_ms + verification.sample_ms
+        step_ms = (judged - started - (caught_up - planned)) * 1e3
         scores = self._learn(plan, ballot, sent, emitted, verification, step_ms, overlapped=ahead is not None)
         times = StepTimes(
             plan_ms=(planned - started) * 1e3,
@@ -136,7 +135,7 @@ class Pipeline:
         """Most draft tokens that neither overrun the answer's limit nor the context."""
         if not self._can_roll_back:
             return 0
-        room = self._context.context_tokens - len(self._tokens)
+        room = self._context.context_tokens - len(self._tokens) - 1
         return max(0, room if remaining_tokens is None else min(room, remaining_tokens - 1))
 
     def _plan(self, hint: Sequence[Draft], room: int, remaining_tokens: int | None) -> Plan:
@@ -228,7 +227,7 @@ class Pipeline:
         cost = self._learning.cost
         if not overlapped:
             cost.observe_verify(len(sent) + 1, len(self._tokens) - len(emitted), verification.verify_ms)
-        cost.observe_overhead(max(0.0, step_ms - verification.verify_ms - ballot.draft_ms))
+            cost.observe_overhead(max(0.0, step_ms - verification.verify_ms - ballot.draft_ms))
         self._learning.acceptance.learn(plan.drafters, ballot.voted, len(sent), verdict.accepted)
         scores = self._panel.take_scores()
         self._weights.learn(ballot.voted, len(sent), verdict.accepted, scores)
