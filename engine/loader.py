@@ -64,6 +64,7 @@ class LoadedSet:
         context: Context,
         panel: Panel,
         learning: Learning,
+        template: ChatTemplate,
         store: tuple[CostStore, str],
         resources: ExitStack,
     ) -> None:
@@ -73,7 +74,7 @@ class LoadedSet:
         self.context = context
         self.panel = panel
         self.learning = learning
-        self.template = ChatTemplate(model)
+        self.template = template
         self._store, self._store_key = store
         self._resources = resources
 
@@ -91,6 +92,7 @@ class LoadedSet:
         with ExitStack() as resources:
             model = _load_target(config, report, cancel)
             resources.callback(model.close)
+            template = ChatTemplate(model)
             context = _make_context(config, model)
             drafters: list[Drafter] = []
             for spec in config.drafters:
@@ -110,7 +112,7 @@ class LoadedSet:
                 [drafter.name for drafter in panel.models],
                 runs_apart=has_gpu() and config.placement.gpu_layers != 0,
             )
-            return cls(config, model, context, panel, learning, (store, key), resources.pop_all())
+            return cls(config, model, context, panel, learning, template, (store, key), resources.pop_all())
         raise AssertionError("unreachable")
 
     def save_costs(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import PromptError
+from engine.errors import ModelFileError, PromptError
 from engine.runtime.model import Model
 
 CHATML = (
@@ -25,18 +25,25 @@ class Message:
 
 
 class ChatTemplate:
-    """Renders conversations for one model."""
+    """Renders conversations for one model.
+
+    Raises:
+        ModelFileError: the model's template is no Jinja template.
+    """
 
     def __init__(self, model: Model) -> None:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
         vocabulary = model.vocabulary
         self._bos = vocabulary.spelling(vocabulary.bos) if vocabulary.bos >= 0 else ""
-        self._formatter: Any = Jinja2ChatFormatter(
-            template=model.chat_template or CHATML,
-            eos_token=vocabulary.spelling(vocabulary.eos) if vocabulary.eos >= 0 else "",
-            bos_token=self._bos,
-        )
+        try:
+            self._formatter: Any = Jinja2ChatFormatter(
+                template=model.chat_template or CHATML,
+                eos_token=vocabulary.spelling(vocabulary.eos) if vocabulary.eos >= 0 else "",
+                bos_token=self._bos,
+            )
+        except Exception as error:  # the template is part of the model file: parsing it may raise anything
+            raise ModelFileError(f"{model.path} has a chat template that cannot be read: {error}") from error
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt text up to where the assistant's answer begins.
