@@ -1,0 +1,1 @@
+"""The benchmark: prompts, configurations, rounds, their summary, and the peer it is compared with."""
