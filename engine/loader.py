@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -96,7 +97,8 @@ class LoadedSet:
             context = _make_context(config, model)
             drafters: list[Drafter] = []
             for spec in config.drafters:
-                drafter = _load_drafter(spec, config, model, context, report, cancel)
+                taken = {*FREE_DRAFTERS, *(drafter.name for drafter in drafters)}
+                drafter = _load_drafter(spec, taken, config, model, context, report, cancel)
                 resources.callback(drafter.close)
                 drafters.append(drafter)
             store = CostStore(config.cost_file)
@@ -158,6 +160,7 @@ def _make_context(config: SetConfig, model: Model) -> Context:
 
 def _load_drafter(
     spec: str,
+    taken_names: Collection[str],
     config: SetConfig,
     target: Model,
     context: Context,
@@ -179,13 +182,20 @@ def _load_drafter(
     phase = f"Loading drafter {path.stem}"
     return ModelDrafter.load(
         path,
-        path.stem,
+        _drafter_name(path, taken_names),
         target.vocabulary,
         placement=ModelPlacement(config.placement.threads, config.placement.gpu_layers),
         context_tokens=context.context_tokens,
         progress=lambda share: report(phase, share),
         cancel=cancel,
     )
+
+
+def _drafter_name(path: Path, taken_names: Collection[str]) -> str:
+    """The file's name; with its folder, or numbered, where another drafter has that name."""
+    numbered = (f"{path.stem}-{number}" for number in itertools.count(2))
+    names = itertools.chain((path.stem, f"{path.parent.name}/{path.stem}"), numbered)
+    return next(name for name in names if name not in taken_names)
 
 
 def _cost_key(config: SetConfig, context: Context) -> str:
