@@ -189,7 +189,6 @@ class DraftTogether(Drafting):
         keep: KeepFor,
         cancel: threading.Event,
     ) -> Ballot:
-        drafters = [*self._panel.named(names), *self._panel.free]
         steps: list[VotedDraft] = []
         probabilities: list[float] = []
         proposals: dict[str, int] = {}
@@ -197,6 +196,7 @@ class DraftTogether(Drafting):
         passes = 0
         while len(steps) < length and not cancel.is_set():
             started = self._cost.clock()
+            drafters = [*self._panel.named(names), *self._panel.free]
             path = tuple(step.tokens[0] for step in steps)
             request = DraftRequest(path, 1, always, cancel)
             drafts = self._panel.ask(drafters, lambda _drafter, request=request: request)  # type: ignore[misc]
