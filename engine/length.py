@@ -179,11 +179,14 @@ class AutoLength(LengthRule):
 
         def keep(probabilities: Sequence[float], _entropy: float) -> bool:
             nonlocal best_now, gained
-            survival = (survivals[-1] if survivals else 1.0) * estimate(source, probabilities[-1], 1.0, 1)
-            survivals.append(survival)
-            gained += survival
+            # In lock-step the leader may be another at each token, and is asked about those before it too.
+            for probability in probabilities[len(survivals) :]:
+                survival = (survivals[-1] if survivals else 1.0) * estimate(source, probability, 1.0, 1)
+                survivals.append(survival)
+                gained += survival
+                best_now = max(best_now, gained - verify[len(survivals)])
             length = len(survivals)
-            best_now = max(best_now, gained - verify[length])
+            survival = survivals[-1]
             future = gained
             spent = 0.0
             for later in range(length + 1, LONGEST_DRAFT + 1):
