@@ -83,7 +83,7 @@ class Policy:
             if number:
                 raise SettingError(f"policy {name!r} takes no number, found {text!r}")
             return cls(kind)
-        if not number.isdigit() or not 1 <= int(number) <= MAX_DRAFT_TOKENS:
+        if not number.isdecimal() or not 1 <= int(number) <= MAX_DRAFT_TOKENS:
             raise SettingError(f"policy fixed:N needs N from 1 to {MAX_DRAFT_TOKENS}, found {text!r}")
         return cls(kind, int(number))
 
