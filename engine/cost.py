@@ -7,7 +7,9 @@ neither linear nor monotone in n, so sizes in between are interpolated only unti
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -97,12 +99,18 @@ class CostModel:
         """Learn from a real target pass that ran alone."""
         expected = self.verify_ms(tokens, context_tokens, sequences)
         error = min(elapsed_ms, OUTLIER_FACTOR * expected) - expected
-        base = self._base.setdefault((sequences, tokens), Mean(self._base_ms(sequences, tokens)))
-        base.learn(base.value + error)
+        base_ms = self._base_ms(sequences, tokens)
+        # However steep attention is believed to be, the weights' own time stays above zero.
+        seen_ms = max(base_ms + error, base_ms / OUTLIER_FACTOR)
+        self._base.setdefault((sequences, tokens), Mean(base_ms)).learn(seen_ms)
         if context_tokens >= SLOPE_FROM_TOKENS:
             self._slope += SLOPE_RATE * error / (tokens * context_tokens)
             steepest = self._base_ms(1, 1) / STEEPEST_DOUBLING_TOKENS
             self._slope = min(max(self._slope, 0.0), steepest)
+
+    def set_base(self, tokens: int, elapsed_ms: float) -> None:
+        """Take a calibrated time for a pass of `tokens` tokens in one sequence."""
+        self._base[1, tokens] = Mean(elapsed_ms, CALIBRATION_ROUNDS)
 
     def draft_ms(self, names: Iterable[str]) -> float:
         """Expected time per drafted token when these model drafters draft at once; zero for none."""
@@ -157,14 +165,27 @@ class CostModel:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CostModel:
-        """Restore a stored curve; it is believed like a calibration and refined further."""
+        """Restore a stored curve; it is believed like a calibration and refined further.
+
+        Raises:
+            KeyError, OverflowError, TypeError, ValueError: it is damaged.
+        """
         model = cls(is_stored=True)
         for sequences, tokens, value in data["base"]:
-            model._base[int(sequences), int(tokens)] = Mean(float(value), CALIBRATION_ROUNDS)
+            model._base[int(sequences), int(tokens)] = _stored_mean(value)
         model._slope = float(data["slope"])
-        model._draft = {str(name): Mean(float(value), CALIBRATION_ROUNDS) for name, value in data["draft"].items()}
-        model._read = {str(name): Mean(float(value), CALIBRATION_ROUNDS) for name, value in data["read"].items()}
+        model._draft = {str(name): _stored_mean(value) for name, value in dict(data["draft"]).items()}
+        model._read = {str(name): _stored_mean(value) for name, value in dict(data["read"]).items()}
+        if not 0 <= model._slope < math.inf:
+            raise ValueError(f"a slope of {model._slope} cannot be")
         return model
+
+
+def _stored_mean(value: Any) -> Mean:
+    mean = Mean(float(value), CALIBRATION_ROUNDS)
+    if not 0 <= mean.value < math.inf:
+        raise ValueError(f"a time of {mean.value} ms cannot be")
+    return mean
 
 
 def calibrate(cost: CostModel, context: Context, progress: CalibrationProgress | None = None) -> None:
@@ -198,7 +219,7 @@ def calibrate(cost: CostModel, context: Context, progress: CalibrationProgress |
     finally:
         context.free(sequence)
     for size, elapsed_ms in fastest.items():
-        cost._base[1, size] = Mean(elapsed_ms, CALIBRATION_ROUNDS)
+        cost.set_base(size, elapsed_ms)
 
 
 def _doubtful(fastest: Mapping[int, float]) -> list[int]:
@@ -226,19 +247,25 @@ class CostStore:
             return None
         try:
             return CostModel.from_dict(entry)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, OverflowError, TypeError, ValueError):
             return None
 
     def save(self, key: str, cost: CostModel) -> None:
-        """Write the model beside the others; a reader sees the old file or the new one."""
+        """Write the model beside the others; a reader sees the old file or the new one.
+
+        A curve that cannot be written is measured again next time, which is no reason to fail now.
+        """
         if self._path is None:
             return
         entries = self._read()
         entries[key] = cost.to_dict()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(f".{os.getpid()}.part")
-        partial.write_text(json.dumps({"version": self.VERSION, "entries": entries}, indent=1), encoding="utf-8")
-        os.replace(partial, self._path)
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps({"version": self.VERSION, "entries": entries}, indent=1), encoding="utf-8")
+            os.replace(partial, self._path)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
         if self._path is None:
