@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -65,6 +65,17 @@ class Panel:
     def named(self, names: Sequence[str]) -> list[Drafter]:
         """The working drafters among `names`."""
         return [self._drafters[name] for name in names if name not in self.failures]
+
+    def only(self, names: Collection[str]) -> Panel:
+        """Some of these drafters as a panel of their own; a failure is known to both."""
+        panel = Panel([drafter for drafter in self._drafters.values() if drafter.name in names])
+        panel.failures = self.failures
+        return panel
+
+    def forget(self) -> None:
+        """Let all drafters drop what they have read, but not what they have learnt."""
+        for drafter in self._working():
+            drafter.forget()
 
     def begin(self, tokens: Sequence[int]) -> None:
         for drafter in self._working():

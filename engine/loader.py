@@ -108,14 +108,19 @@ class LoadedSet:
                 calibrate(cost, context, lambda done, total: report("Measuring this machine", done / total))
                 store.save(key, cost)
             panel = Panel(drafters)
-            learning = Learning(
-                cost,
-                [drafter.name for drafter in panel.free],
-                [drafter.name for drafter in panel.models],
-                runs_apart=has_gpu() and config.placement.gpu_layers != 0,
-            )
+            learning = _learning(config, cost, panel)
             return cls(config, model, context, panel, learning, template, (store, key), resources.pop_all())
         raise AssertionError("unreachable")
+
+    def with_drafters(self, names: Collection[str]) -> LoadedSet:
+        """The same models and measured costs with some of the drafters and nothing else learnt.
+
+        What is returned lives no longer than this set, and closing it closes nothing.
+        """
+        panel = self.panel.only(names)
+        learning = _learning(self.config, self.learning.cost, panel)
+        store = (self._store, self._store_key)
+        return LoadedSet(self.config, self.model, self.context, panel, learning, self.template, store, ExitStack())
 
     def save_costs(self) -> None:
         """Keep what was learnt about this machine for the next start."""
@@ -124,6 +129,15 @@ class LoadedSet:
     def close(self) -> None:
         """Free drafters, context and weights, in that order."""
         self._resources.close()
+
+
+def _learning(config: SetConfig, cost: CostModel, panel: Panel) -> Learning:
+    return Learning(
+        cost,
+        [drafter.name for drafter in panel.free],
+        [drafter.name for drafter in panel.models],
+        runs_apart=has_gpu() and config.placement.gpu_layers != 0,
+    )
 
 
 def _load_target(config: SetConfig, report: SetProgress, cancel: threading.Event | None) -> Model:

@@ -69,6 +69,9 @@ class Drafter(ABC):
     def truncate(self, length: int) -> None:
         """Forget the committed tokens from `length` on."""
 
+    def forget(self) -> None:  # noqa: B027 - a drafter may have no memory
+        """Drop all text that was read; what was learnt about how far to trust it stays."""
+
     def take_score(self) -> Score:
         """How its guesses fared since the last call."""
         return Score()

@@ -61,6 +61,10 @@ class LookupDrafter(Drafter):
         """The committed text is now `tokens`, of which the first `kept` are as before."""
 
     @abstractmethod
+    def _clear(self) -> None:
+        """No text is known any more."""
+
+    @abstractmethod
     def _append(self, token: int) -> None:
         """The committed text grew by one token."""
 
@@ -109,6 +113,10 @@ class LookupDrafter(Drafter):
 
     def truncate(self, length: int) -> None:
         self.begin(self._committed[:length])
+
+    def forget(self) -> None:
+        self._committed = []
+        self._clear()
 
     def take_score(self) -> Score:
         score, self._score = self._score, Score()

@@ -134,6 +134,11 @@ class ModelDrafter(Drafter):
         self._known = min(self._known, length)
         self._scored = min(self._scored, length)
 
+    def forget(self) -> None:
+        self._committed = []
+        self._known = self._scored = 0
+        self._executor.submit(self._empty_mirror).result()
+
     def take_score(self) -> Score:
         score, self._score = self._score, Score()
         return score
@@ -208,6 +213,10 @@ class ModelDrafter(Drafter):
         if self._branch is not None:
             self._context.free(self._branch.sequence)
             self._branch = None
+
+    def _empty_mirror(self) -> None:
+        self._drop_branch()
+        self._truncate(self._mirror, 0)
 
     def _match(self, mirror: Mirror, goal: list[int]) -> int:
         """Leading tokens that mirror and goal share, counted on from where the mirror is known to agree."""

@@ -29,6 +29,9 @@ class NgramDrafter(LookupDrafter):
         for end in range(SHORTEST, len(tokens)):
             self._index(end)
 
+    def _clear(self) -> None:
+        self._followers.clear()
+
     def _append(self, token: int) -> None:
         self._index(len(self._committed) - 1)
 

@@ -123,6 +123,9 @@ class SuffixDrafter(LookupDrafter):
         for token in tokens[max(0, kept - CARRIED_CONTEXT) :]:
             self._index.append(token)
 
+    def _clear(self) -> None:
+        self._index = SuffixAutomaton()
+
     def _append(self, token: int) -> None:
         if self._index.size >= MAX_INDEXED_TOKENS:
             # Start over from the newest half; the oldest text is the least likely to return.
