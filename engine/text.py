@@ -40,11 +40,11 @@ class TextStream:
         searched = len(self._text)
         self._text += self._decoder.decode(self._piece(token))
         self._ends.append(len(self._text))
-        for stop in self._stop_strings:
-            found = self._text.find(stop, max(0, searched - len(stop) + 1))
-            if found >= 0:
-                self.is_stopped = True
-                self._text = self._text[:found]
+        found = (self._text.find(stop, max(0, searched - len(stop) + 1)) for stop in self._stop_strings)
+        starts = [start for start in found if start >= 0]
+        if starts:
+            self.is_stopped = True
+            self._text = self._text[: min(starts)]
         return self._show(len(self._text) if self.is_stopped else len(self._text) - self._held_back())
 
     def finish(self) -> str:
