@@ -12,6 +12,7 @@ class Piece:
 
     text: str
     tokens: tuple[int, ...]
+    is_answer: bool = False
 
 
 class Transcript:
@@ -32,7 +33,7 @@ class Transcript:
             text = piece.text
             if not rendered.startswith(text, position):
                 # Some templates strip the white space around an answer.
-                text = text.strip()
+                text = text.strip() if piece.is_answer else ""
                 if not text or not rendered.startswith(text, position):
                     break
             kept.append(piece)
@@ -44,6 +45,6 @@ class Transcript:
         return [token for piece in kept for token in piece.tokens]
 
     def record_answer(self, text: str, tokens: Sequence[int]) -> None:
-        """Remember the tokens of the answer to what was last encoded."""
+        """Remember the tokens of the answer to what was last encoded, and the text that they read as."""
         if text:
-            self._pieces.append(Piece(text, tuple(tokens)))
+            self._pieces.append(Piece(text, tuple(tokens), is_answer=True))
