@@ -68,7 +68,7 @@ class Session:
         prompt = self._transcript.encode(self._set.template.render(messages))
         for event in self.generate(prompt, settings, cancel):
             if isinstance(event, Finished):
-                self._transcript.record_answer(event.text, event.token_ids)
+                self._record_answer(event)
             yield event
 
     def generate(
@@ -122,6 +122,12 @@ class Session:
     def close(self) -> None:
         """Free the sequence."""
         self._context.free(self._sequence)
+
+    def _record_answer(self, finished: Finished) -> None:
+        """A stop string may cut a token in two: what its first half says is left to be tokenised."""
+        text = self._context.model.vocabulary.text(finished.token_ids)
+        if finished.text.startswith(text):
+            self._transcript.record_answer(text, finished.token_ids)
 
     def _tokenize(self, text: str, begins: bool) -> list[int]:
         adds_special = begins and not self._set.template.starts_with_bos(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import IncompatibleDrafter
@@ -41,7 +42,8 @@ class Vocabulary:
             text: Any text; an empty one gives no tokens (or BOS alone).
             adds_special: Whether BOS/EOS are added where the model's own rules ask for them.
         """
-        data = text.encode("utf-8")
+        # Half characters, as from a command line that is not UTF-8, have no tokens.
+        data = text.encode("utf-8", "replace")
         lib = native().lib
         room = len(data) + 8
         while True:
@@ -61,6 +63,10 @@ class Vocabulary:
             if count >= 0:
                 return buffer.raw[:count]
             room = -count
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What tokens read as; bytes that are no whole character become replacement marks."""
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
 
     def is_control(self, token: int) -> bool:
         return bool(native().lib.llama_vocab_is_control(self._handle, token))
