@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.config import MAX_DRAFT_TOKENS, KvType, ModelPlacement
 from engine.drafters.base import Drafter, DraftRequest, Score
+from engine.errors import IncompatibleDrafter
 from engine.runtime.context import Context, ContextSettings, PassCancelled, Run
 from engine.runtime.model import LoadProgress, Model
 from engine.runtime.vocabulary import Vocabulary, check_compatible
@@ -91,7 +92,7 @@ class ModelDrafter(Drafter):
 
         Raises:
             ModelFileError: the file cannot be used.
-            IncompatibleDrafter: its vocabulary is not the target's.
+            IncompatibleDrafter: its vocabulary is not the target's, or it cannot take tokens back.
         """
         executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"drafter-{name}")
 
@@ -99,6 +100,11 @@ class ModelDrafter(Drafter):
             model = Model(path, gpu_layers=placement.gpu_layers, progress=progress, cancel=cancel)
             try:
                 check_compatible(target, model.vocabulary, name)
+                if not model.can_roll_back:
+                    raise IncompatibleDrafter(
+                        f"{name} cannot draft: it is a recurrent model, which cannot take rejected tokens back. "
+                        "Choose a drafter without recurrent layers."
+                    )
                 # Drafts need no exactness, so the cache has the fastest format.
                 settings = ContextSettings(
                     context_tokens=context_tokens + SPARE_CELLS,
@@ -118,6 +124,8 @@ class ModelDrafter(Drafter):
             raise
 
     def begin(self, tokens: Sequence[int]) -> None:
+        # A branch of another text may differ from the mirror where the new text is known to agree with it.
+        self._executor.submit(self._drop_branch).result()
         self._committed = list(tokens)
         self._known = self._scored = 0
         for ours, theirs in zip(self._mirror.tokens, self._committed, strict=False):

@@ -1,7 +1,7 @@
 """A llama.cpp context: the key/value cache, its sequences, and the passes that fill it.
 
 The context owns the length of every sequence. A pass either happens, and lengths grow by it, or raises, and every
-sequence is as it was. One thread owns a context: the one that made it.
+sequence is as it was, or empty where a model cannot take tokens back. One thread owns a context: the one that made it.
 """
 
 from __future__ import annotations
@@ -148,6 +148,9 @@ class Context:
             raise ValueError(f"sequence {sequence} has {current} tokens, cannot be cut to {length}")
         if length == current:
             return
+        self._cut(sequence, length)
+
+    def _cut(self, sequence: int, length: int) -> None:
         if self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1):
             self._lengths[sequence] = length
         else:
@@ -205,7 +208,7 @@ class Context:
             self._outputs = outputs
             return
         for run in runs:
-            self._lib.llama_memory_seq_rm(self._memory, run.sequence, self._lengths[run.sequence], -1)
+            self._cut(run.sequence, self._lengths[run.sequence])
         if status == _DECODE_ABORTED:
             raise PassCancelled
         if status == _DECODE_NO_ROOM:
