@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, TextIO
 from gguf.constants import LlamaFileType
 
 from engine.config import SetConfig
+from engine.errors import SettingError
 from models import hub
 from models.budget import forecast
 from models.catalogue import WHY_Q4_0_ON_CPU, MachineKind, recommended, this_machine
-from models.derive import derive, derive_default
+from models.derive import default_format, derive, derive_default
 from models.gguf_file import read_header
+from models.layer_search import DEFAULT_SECONDS, SearchResult, search
 from models.library import STARTER_NAME, InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
 from models.pairing import Verdict, choose_drafters, pairings, suggest
 from models.progress import Progress
@@ -66,6 +68,11 @@ def add_parser(subparsers: Subparsers) -> None:
     deriving.add_argument("target", help="name or path")
     deriving.add_argument("--drop", type=_layers, help="layers to leave out, as 10,14")
     deriving.add_argument("--bits", type=str.lower, choices=sorted(_FORMATS), help="format of the copy's weights")
+
+    deriving.add_argument("--search", action="store_true", help="choose the layers by trying them out")
+    deriving.add_argument(
+        "--seconds", type=float, default=DEFAULT_SECONDS, help="how long --search may take, about (%(default)s)"
+    )
 
     removing = actions.add_parser("remove", help="delete a derived or fetched model; forget an added folder")
     removing.add_argument("name", help="name of a model, or an added folder")
@@ -162,13 +169,37 @@ def _pair(args: argparse.Namespace) -> None:
 
 def _derive(args: argparse.Namespace) -> None:
     target = resolve(args.target)
+    facts = read_header(target)
+    file_type = _FORMATS[args.bits] if args.bits else None
+    if args.search and args.drop is not None:
+        raise SettingError("--search chooses the layers itself; leave out --drop, or --search")
     with ProgressLine(sys.stderr) as line:
-        if args.drop is None and args.bits is None:
+        if args.search:
+            result = search(target, file_type or default_format(facts), args.seconds, line.show)
+            made = result.made
+        elif args.drop is None and args.bits is None:
             made = derive_default(target, line.show)
         else:
-            made = derive(target, args.drop or (), _FORMATS[args.bits] if args.bits else None, line.show)
+            made = derive(target, args.drop or (), file_type, line.show)
     print(made.path)
-    print(f"{made.name}: {_size(made.size_bytes)}, target {_size(read_header(target).size_bytes)}", file=sys.stderr)
+    print(f"{made.name}: {_size(made.size_bytes)}, target {_size(facts.size_bytes)}", file=sys.stderr)
+    if args.search:
+        print(_findings(result), file=sys.stderr)
+
+
+def _findings(result: SearchResult) -> str:
+    ending = "every layer tried" if result.is_complete else "time ran out"
+    lines = [
+        f"{len(result.trials)} copies tried ({ending}), compared over {result.compared_tokens} tokens that the target "
+        f"wrote; the target itself agrees with {result.target_agreement:.0%} of them"
+    ]
+    for label, measured in (("without a search", result.before), ("with it", result.after)):
+        layers = ", ".join(map(str, measured.dropped_layers))
+        lines.append(
+            f"  {label:<17}without layer {layers}: agrees {measured.agreement:.0%}, "
+            f"a pass costs {measured.cost_ratio:.0%} of the target's"
+        )
+    return "\n".join(lines)
 
 
 def _remove(args: argparse.Namespace) -> None:
@@ -204,7 +235,7 @@ class ProgressLine:
     def show(self, progress: Progress) -> None:
         is_new = progress.phase != self._phase
         now = time.monotonic()
-        is_done = 0 < progress.total_bytes <= progress.done_bytes
+        is_done = progress.share == 1
         if not is_new and not is_done and now - self._shown_at < self._SECONDS_BETWEEN:
             return
         self._shown_at = now
@@ -223,10 +254,11 @@ class ProgressLine:
 
 
 def _reading(progress: Progress) -> str:
-    if not progress.total_bytes:
+    if progress.share is None:
         return progress.phase
-    share = 100 * progress.done_bytes // progress.total_bytes
-    text = f"{progress.phase}: {share} % of {_size(progress.total_bytes)}"
+    text = f"{progress.phase}: {int(100 * progress.share)} %"
+    if progress.total_bytes:
+        text += f" of {_size(progress.total_bytes)}"
     if progress.seconds_left is None:
         return text
     minutes, seconds = divmod(round(progress.seconds_left), 60)

@@ -12,7 +12,7 @@ import re
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from engine.errors import ModelFileError, SettingError
 from engine.runtime.quantize import quantize
 from models.atomic import clear_leftovers, remove, replacing, require_free_bytes, scratch_beside, write_json
 from models.folders import derived_folder
-from models.gguf_file import read_header
+from models.gguf_file import GgufFacts, read_header
 from models.identity import sha256_of
 from models.progress import Progress, Report, no_report, stop_if_asked
 from models.rewrite import Change, PlannedTensor, carried_over, open_model, value_of, write_model
@@ -52,6 +52,10 @@ class DerivedModel:
     target_size_bytes: int
     dropped_layers: tuple[int, ...]
     quantisation: str
+    agreement: float | None = None
+    """Share of the target's choices that the copy foresees, where that was measured."""
+    cost_ratio: float | None = None
+    """Time of one pass of the copy, as a share of one of the target's, where that was measured."""
 
     @property
     def path(self) -> Path:
@@ -99,10 +103,26 @@ def derive(
 def derive_default(target: Path, report: Report = no_report, cancel: threading.Event | None = None) -> DerivedModel:
     """A drafter that suits most targets: a middle layer or two left out, and four bits where the target has more."""
     facts = read_header(target)
-    shares = _MIDDLE_LAYERS[:1] if facts.layer_count <= _ONE_LAYER_UP_TO else _MIDDLE_LAYERS
-    layers = [round(share * facts.layer_count) for share in shares]
+    return derive(target, default_layers(facts.layer_count), default_format(facts), report, cancel)
+
+
+def note_measurement(model: DerivedModel, agreement: float, cost_ratio: float) -> DerivedModel:
+    """Keep what was measured about a copy beside it."""
+    noted = replace(model, agreement=agreement, cost_ratio=cost_ratio)
+    write_json(_sidecar(model.path), asdict(noted))
+    return noted
+
+
+def default_layers(layer_count: int) -> tuple[int, ...]:
+    """The layers that are missed least in most models: one in the middle, or two of a deep one."""
+    shares = _MIDDLE_LAYERS[:1] if layer_count <= _ONE_LAYER_UP_TO else _MIDDLE_LAYERS
+    return tuple(round(share * layer_count) for share in shares)
+
+
+def default_format(facts: GgufFacts) -> LlamaFileType | None:
+    """Four bits where the target has more; None to keep its weights."""
     bits_per_weight = 8 * facts.size_bytes / max(1, facts.parameter_count)
-    return derive(target, layers, LlamaFileType.MOSTLY_Q4_0 if bits_per_weight > 5 else None, report, cancel)
+    return LlamaFileType.MOSTLY_Q4_0 if bits_per_weight > 5 else None
 
 
 def list_derived(target: Path) -> tuple[DerivedModel, ...]:

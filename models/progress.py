@@ -19,6 +19,15 @@ class Progress:
     """Zero where the end cannot be foreseen."""
     bytes_per_second: float = 0.0
     """Of late; zero where it is not known."""
+    done_share: float | None = None
+    """For work that is not counted in bytes."""
+
+    @property
+    def share(self) -> float | None:
+        """From 0 to 1; None where the end cannot be foreseen."""
+        if self.done_share is not None:
+            return self.done_share
+        return min(1.0, self.done_bytes / self.total_bytes) if self.total_bytes else None
 
     @property
     def seconds_left(self) -> float | None:

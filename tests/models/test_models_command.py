@@ -11,7 +11,7 @@ import pytest
 from app import models_command
 from app.models_command import ProgressLine, add_parser, run
 from engine.errors import ModelFileError, SettingError
-from models import hub
+from models import agreement, hub, layer_search
 from models.catalogue import Machine, MachineKind, recommended
 from models.derive import all_derived
 from models.folders import models_folder
@@ -117,6 +117,23 @@ def test_deriving_and_removing(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert not tiny.exists()
     with pytest.raises(ModelFileError):
         models("remove", "Tiny-F16")
+
+
+def test_a_search_shows_agreement_and_cost(
+    home: Path, starter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(layer_search, "_TOKENS_EACH", 2)
+    monkeypatch.setattr(agreement, "default_threads", lambda: 1)
+    monkeypatch.setattr(layer_search, "_candidates", lambda _: iter((17,)))
+    models("derive", str(starter), "--search", "--seconds", "60")
+    printed = capsys.readouterr()
+    (copy,) = all_derived()
+    assert printed.out.strip() == str(copy.path)
+    assert "1 copies tried (every layer tried)" in printed.err
+    assert "without a search without layer 14: agrees " in printed.err
+    assert f"agrees {copy.agreement:.0%}" in printed.err
+    with pytest.raises(SettingError, match="leave out --drop"):
+        models("derive", str(starter), "--search", "--drop", "3")
 
 
 def test_malformed_layers_are_a_usage_error(tiny: Path) -> None:
