@@ -14,6 +14,7 @@ MAX_SIZE_DIFFERENCE = 128
 """Padded vocabularies of one family differ by up to this many unused tokens (llama.cpp's own limit)."""
 FIRST_COMPARED_TOKEN = 5
 """Special tokens below this id may be spelled differently without harm (llama.cpp's own rule)."""
+_KIND_NAMES = {1: "SentencePiece", 2: "byte-level BPE", 3: "WordPiece", 4: "Unigram", 5: "RWKV", 6: "PLaMo-2"}
 
 
 class Vocabulary:
@@ -28,6 +29,11 @@ class Vocabulary:
         self.eos: int = lib.llama_vocab_eos(handle)
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(handle)
         self.adds_eos: bool = lib.llama_vocab_get_add_eos(handle)
+
+    @property
+    def kind_name(self) -> str:
+        """The tokenizer type as llama.cpp's documentation calls it."""
+        return _KIND_NAMES.get(self.kind, f"type {self.kind}")
 
     @functools.cached_property
     def end_tokens(self) -> frozenset[int]:
@@ -90,14 +96,17 @@ def check_compatible(target: Vocabulary, drafter: Vocabulary, drafter_name: str)
         )
 
     if target.kind != drafter.kind:
-        raise refuse(f"tokenizer types differ (target {target.kind}, drafter {drafter.kind})")
+        raise refuse(f"tokenizer types differ (target {target.kind_name}, drafter {drafter.kind_name})")
     for name in ("bos", "eos"):
         adds_target, adds_drafter = getattr(target, f"adds_{name}"), getattr(drafter, f"adds_{name}")
         if adds_target != adds_drafter:
             raise refuse(f"one adds a {name.upper()} token and the other does not")
         theirs, ours = getattr(target, name), getattr(drafter, name)
         if adds_target and theirs != ours:
-            raise refuse(f"{name.upper()} tokens differ (target {theirs}, drafter {ours})")
+            raise refuse(
+                f"{name.upper()} tokens differ (target {theirs} {target.spelling(theirs)!r}, "
+                f"drafter {ours} {drafter.spelling(ours)!r})"
+            )
     if abs(target.size - drafter.size) > MAX_SIZE_DIFFERENCE:
         raise refuse(
             f"vocabulary sizes differ by more than {MAX_SIZE_DIFFERENCE} (target {target.size}, drafter {drafter.size})"

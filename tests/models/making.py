@@ -86,7 +86,7 @@ def _tokenised(vocabulary: object) -> list[int]:
 
 
 def write_vocabulary(
-    path: Path, tokens: list[str], filler_bytes: int = 0, adds_bos: bool = False, tokenizer: str = "gpt2"
+    path: Path, tokens: list[str], filler_bytes: int = 0, adds_bos: bool = False, tokenizer: str = "gpt2", bos: int = 0
 ) -> Path:
     """A model file with a byte-level vocabulary and no layers: enough for a load of the vocabulary alone."""
     writer = gguf.GGUFWriter(path, "llama")
@@ -106,7 +106,7 @@ def write_vocabulary(
         writer.add_token_merges(["a b"])
     else:
         writer.add_token_scores([0.0] * len(tokens))
-    writer.add_bos_token_id(0)
+    writer.add_bos_token_id(bos)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(adds_bos)
     writer.add_tensor("filler", np.zeros(16 + filler_bytes // 4, np.float32))

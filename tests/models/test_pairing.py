@@ -86,7 +86,7 @@ def test_what_finds_no_room_in_memory_is_left_out(target: Path) -> None:
             "token 7 is 'token7' in the target and 'other' in the dra",
         ),
         (TOKENS, True, "gpt2", "one adds a BOS token and the other does not"),
-        (TOKENS, False, "llama", "tokenizer types differ"),
+        (TOKENS, False, "llama", "tokenizer types differ (target byte-level BPE, drafter SentencePiece)"),
         (token_texts(300 + 129), False, "gpt2", "sizes differ by more than 128 (target 300, drafter 429)"),
     ],
     ids=["text", "flag", "type", "size"],
@@ -100,6 +100,12 @@ def test_a_refusal_names_its_rule_and_what_would_fit(
     assert not verdict.is_compatible
     assert rule in verdict.reason
     assert verdict.suggestion == "good can draft for this target"
+
+
+def test_a_refusal_of_special_tokens_names_both_texts(home: Path) -> None:
+    target = write_vocabulary(models_folder() / "target.gguf", TOKENS, filler_bytes=400_000, adds_bos=True)
+    bad = write_vocabulary(models_folder() / "bad.gguf", TOKENS, adds_bos=True, bos=1)
+    assert "BOS tokens differ (target 0 '<|start|>', drafter 1 '<|end|>')" in explain(target, bad).reason
 
 
 def test_a_padded_vocabulary_is_accepted(target: Path) -> None:
