@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.jobs import PhaseReport, Preparation
-from engine.config import (
-    Exactness,
-    ModelPlacement,
-    SetConfig,
-)
+from engine.config import Exactness, ModelPlacement, SetConfig
+from engine.errors import SettingError
+from engine.loader import FREE_DRAFTERS
 from models.folders import cache_folder
 from models.library import STARTER_NAME, resolve
-from models.pairing import FREE_DRAFTERS, choose_drafters
+from models.pairing import choose_drafters
 from models.progress import Progress
 from models.starter import fetch_starter
 
@@ -30,6 +28,21 @@ class SetChoice:
     context_tokens: int = 4096
     placement: ModelPlacement | None = None
     exactness: Exactness = Exactness.EXACT
+
+
+def whole_number(text: str | None, label: str) -> int | None:
+    """What was written into a box; None when it was left empty.
+
+    Raises:
+        SettingError: it is no whole number.
+    """
+    written = (text or "").strip()
+    if not written:
+        return None
+    try:
+        return int(written)
+    except ValueError:
+        raise SettingError(f"{label} must be a whole number, found {written!r}") from None
 
 
 def preparation(choice: SetChoice) -> Preparation:

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.choices import whole_number
 from engine.config import (
     MAX_DRAFT_TOKENS,
     GenerationSettings,
@@ -19,7 +20,6 @@ from engine.config import (
     VoteMode,
     WeightRule,
 )
-from engine.errors import SettingError
 
 POLICIES = (
     ("Auto: as far as it measurably pays", PolicyKind.AUTO.value),
@@ -50,9 +50,9 @@ class AnswerControls:
     vote: gr.Radio
     look_ahead: gr.Radio
     temperature: gr.Slider
-    max_tokens: gr.Number
-    seed: gr.Number
-    top_k: gr.Number
+    max_tokens: gr.Textbox
+    seed: gr.Textbox
+    top_k: gr.Textbox
     top_p: gr.Slider
     min_p: gr.Slider
     repeat_penalty: gr.Slider
@@ -67,27 +67,18 @@ class AnswerControls:
             SettingError: a value is missing or out of range.
         """
 
-        def number(component: Any) -> float:
-            value = values[component]
-            if value is None:
-                raise SettingError(f"{component.label} is empty; give a number")
-            return float(value)
-
         def whole(component: Any) -> int | None:
-            value = values[component]
-            if value is not None and value != int(value):
-                raise SettingError(f"{component.label} must be a whole number, found {value}")
-            return None if value is None else int(value)
+            return whole_number(values[component], component.label)
 
         kind = values[self.policy]
-        policy = f"{kind}:{int(number(self.fixed_length))}" if kind == PolicyKind.FIXED.value else kind
+        policy = f"{kind}:{values[self.fixed_length]}" if kind == PolicyKind.FIXED.value else kind
         return GenerationSettings(
             sampling=Sampling(
-                temperature=number(self.temperature),
+                temperature=values[self.temperature],
                 top_k=whole(self.top_k) or 0,
-                top_p=number(self.top_p),
-                min_p=number(self.min_p),
-                repeat_penalty=number(self.repeat_penalty),
+                top_p=values[self.top_p],
+                min_p=values[self.min_p],
+                repeat_penalty=values[self.repeat_penalty],
                 seed=whole(self.seed),
             ),
             speculation=Speculation(
@@ -141,27 +132,9 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
     with gr.Accordion("Sampling", open=False, elem_id="sampling-section"):
         temperature = gr.Slider(0, 2, value=sampling.temperature, step=0.05, label="Temperature", elem_id="temperature")
         with gr.Row():
-            max_tokens = gr.Number(
-                defaults.max_tokens,
-                label="Max tokens",
-                placeholder="Until it is done",
-                minimum=1,
-                precision=0,
-                elem_id="max-tokens",
-                min_width=120,
-            )
-            seed = gr.Number(
-                sampling.seed,
-                label="Seed",
-                placeholder="A new one each time",
-                minimum=0,
-                precision=0,
-                elem_id="seed",
-                min_width=120,
-            )
-            top_k = gr.Number(
-                sampling.top_k, label="Top-k (0: off)", minimum=0, precision=0, elem_id="top-k", min_width=120
-            )
+            max_tokens = _whole_number(defaults.max_tokens, "Max tokens", "Until it is done", "max-tokens")
+            seed = _whole_number(sampling.seed, "Seed", "A new one each time", "seed")
+            top_k = _whole_number(sampling.top_k, "Top-k (0: off)", "0", "top-k")
         top_p = gr.Slider(0.01, 1, value=sampling.top_p, step=0.01, label="Top-p", elem_id="top-p")
         min_p = gr.Slider(0, 0.99, value=sampling.min_p, step=0.01, label="Min-p", elem_id="min-p")
         repeat_penalty = gr.Slider(
@@ -182,3 +155,9 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
         min_p=min_p,
         repeat_penalty=repeat_penalty,
     )
+
+
+def _whole_number(value: int | None, label: str, placeholder: str, elem_id: str) -> Any:
+    """A box for a number that may be left out, which Gradio's own number box turns into 0."""
+    text = "" if value is None else str(value)
+    return gr.Textbox(text, label=label, placeholder=placeholder, max_lines=1, elem_id=elem_id, min_width=100)

@@ -10,12 +10,13 @@ from typing import Any
 import gradio as gr
 
 from app import views
-from app.choices import SetChoice
+from app.choices import SetChoice, whole_number
 from app.worker import LoadedFacts
 from engine.config import SetConfig
 from engine.errors import QuorumError, SettingError
+from engine.loader import FREE_DRAFTERS
 from models.library import STARTER_NAME, list_models
-from models.pairing import DEFAULT_CONTEXT_TOKENS, FREE_DRAFTERS, choose_drafters, pairings
+from models.pairing import DEFAULT_CONTEXT_TOKENS, choose_drafters, pairings
 from models.starter import is_present, starter_path
 
 
@@ -28,7 +29,7 @@ class SetControls:
     drafters: gr.CheckboxGroup
     drafter_paths: gr.Textbox
     unfit: gr.HTML
-    context_tokens: gr.Number
+    context_tokens: gr.Textbox
     load: gr.Button
     cancel: gr.Button
 
@@ -39,18 +40,16 @@ class SetControls:
         """What the controls say; what they do not say is as in `base`.
 
         Raises:
-            SettingError: no target is named, or the context is empty.
+            SettingError: no target is named, or the context is no number.
         """
         target = (values[self.target_path] or "").strip() or values[self.target]
         if not target:
             raise SettingError("no target is chosen; pick one, or give the path of a GGUF file")
-        if values[self.context_tokens] is None:
-            raise SettingError("the context is empty; give a number of tokens, or 0 for what the model was made for")
         paths = (path.strip() for path in (values[self.drafter_paths] or "").split(","))
         return SetChoice(
             target=target,
             drafters=(*values[self.drafters], *filter(None, paths)),
-            context_tokens=int(values[self.context_tokens]),
+            context_tokens=whole_number(values[self.context_tokens], self.context_tokens.label) or 0,
             placement=base.placement,
             exactness=base.exactness,
         )
@@ -73,11 +72,11 @@ def build_set_controls(context_tokens: int = DEFAULT_CONTEXT_TOKENS) -> SetContr
             max_lines=1,
         )
         unfit = gr.HTML(elem_id="unfit-drafters", apply_default_css=False)
-        context = gr.Number(
-            context_tokens,
-            label="Context in tokens (0: the model's own)",
-            minimum=0,
-            precision=0,
+        context = gr.Textbox(
+            str(context_tokens),
+            label="Context in tokens",
+            placeholder="As large as the model was made for",
+            max_lines=1,
             elem_id="context-tokens",
         )
         with gr.Row():
@@ -100,7 +99,7 @@ def target_update(facts: LoadedFacts | None) -> Any:
 def drafter_updates(target: str, loaded: SetConfig | None) -> tuple[Any, str]:
     """The drafters to choose from for a target, those of the loaded set chosen; and why others are not offered."""
     path = starter_path() if target == STARTER_NAME else Path(target)
-    chosen: tuple[str, ...] = FREE_DRAFTERS
+    chosen = tuple(FREE_DRAFTERS)
     choices = [("n-gram: repeats of this conversation", "ngram"), ("suffix: what came up before", "suffix")]
     notes = ""
     if path.is_file():

@@ -87,10 +87,10 @@ def test_untouched_controls_say_what_they_were_built_with(controls: AnswerContro
 def test_controls_refuse_what_makes_no_sense(controls: AnswerControls) -> None:
     values = {component: component.value for component in controls.all()}
     for component, value, says in (
-        (controls.temperature, None, "Temperature is empty"),
-        (controls.seed, -4, "seed"),
-        (controls.max_tokens, 0, "max tokens"),
-        (controls.top_k, 1.5, "whole number"),
+        (controls.temperature, 9, "temperature"),
+        (controls.seed, "-4", "seed"),
+        (controls.max_tokens, "0", "max tokens"),
+        (controls.top_k, "1.5", "Top-k .* whole number"),
     ):
         with pytest.raises(SettingError, match=says):
             controls.settings(values | {component: value})

@@ -1,0 +1,301 @@
+"""The page in a real browser, against a server started as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
+
+from engine.config import SetConfig
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_MS = 180_000
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+LONG = "Write a very long story about a lighthouse keeper and the sea, in many chapters."
+OPTIONS = ["--no-browser", "--target", "starter", "--drafters", "ngram,suffix", "--threads", "1", "--policy", "fixed:4"]
+RELOAD_NOISE = ("AbortError: signal is aborted", "errored out")
+"""What Gradio's page reports when a reload cuts its stream."""
+READINGS = ("tokens-per-second", "acceptance-rate", "accepted-length", "vote-agreement")
+
+
+@dataclass
+class Server:
+    """`launch.py`, running."""
+
+    url: str
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def server(set_config: SetConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Finds its wanted port taken, and the starter in place."""
+    home = tmp_path_factory.mktemp("browser-home")
+    models = home / "cache" / "models"
+    models.mkdir(parents=True)
+    (models / set_config.target.name).hardlink_to(set_config.target)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "launch.py", *OPTIONS, "--port", str(port)],
+            cwd=ROOT,
+            env=os.environ | {"QUORUM_HOME": str(home), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        said: list[str] = []
+        url = ""
+        while not url:
+            line = process.stdout.readline()
+            assert line, f"the server ended: {''.join(said)}"
+            said.append(line)
+            if match := re.search(r"ready at (http://\S+)", line):
+                url = match[1]
+    yield Server(url, process, said)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert "Traceback" not in rest, rest
+    assert process.returncode in (0, 130)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def context(browser: Browser, server: Server) -> Iterator[BrowserContext]:
+    """A fresh browser profile; fails a test whose page asks anybody but the server, or reports an error."""
+    made = browser.new_context()
+    made.set_default_timeout(PATIENCE_MS)
+    foreign: list[str] = []
+    errors: list[str] = []
+
+    def note_request(request: Request) -> None:
+        if not request.url.startswith((server.url, "data:", "blob:")):
+            foreign.append(request.url)
+
+    made.on("request", note_request)
+
+    def note_console(message: ConsoleMessage) -> None:
+        if message.type == "error" and not any(noise in message.text for noise in RELOAD_NOISE):
+            errors.append(message.text)
+
+    made.on("console", note_console)
+    made.on("weberror", lambda error: errors.append(str(error.error)))
+    yield made
+    made.close()
+    assert foreign == []
+    assert errors == []
+
+
+@pytest.fixture
+def page(context: BrowserContext, server: Server) -> Page:
+    return opened(context, server)
+
+
+def opened(context: BrowserContext, server: Server) -> Page:
+    """A page that shows a loaded model."""
+    page = context.new_page()
+    page.goto(server.url)
+    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    return page
+
+
+def send(page: Page, text: str) -> None:
+    page.locator("#message textarea").fill(text)
+    page.keyboard.press("Enter")
+
+
+def ask(page: Page, text: str) -> None:
+    """Send, and wait until the question stands in the conversation."""
+    questions = page.locator("#chat .user.message").count()
+    send(page, text)
+    expect(page.locator("#chat .user.message")).to_have_count(questions + 1)
+
+
+def set_control(page: Page, section: str, control: str, value: str) -> None:
+    """Fill a control, unfolding its section if need be."""
+    box = page.locator(f"#{control} :is(input:not([type=range]), textarea)")
+    if not box.is_visible():
+        page.locator(f"#{section} button").first.click()
+    box.fill(value)
+
+
+def answers(page: Page) -> Locator:
+    return page.locator("#chat .bot.message")
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def answer_longer_than(page: Page, characters: int, index: int = -1) -> str:
+    """Wait until so much of an answer is there; what is there then."""
+    answer = answers(page).nth(index)
+    wait_until(
+        lambda: (
+            answers(page).count() > 0
+            and not answer.locator(".q-wait").count()
+            and len(answer.inner_text()) > characters
+        ),
+        f"{characters} characters of an answer",
+    )
+    return answer.inner_text()
+
+
+def test_the_whole_way(page: Page) -> None:
+    """Send, see text and readings move, stop half-way, send another, reload in mid-answer and see it go on."""
+    set_control(page, "sampling-section", "temperature", "0")
+    ask(page, LONG)
+    expect(page.locator("#message textarea")).to_have_value("")
+    answer_longer_than(page, 0)
+    texts: set[str] = set()
+    lengths: set[str] = set()
+    seen: dict[str, set[str]] = {name: set() for name in READINGS}
+    while min(len(texts), len(lengths), *(len(values - {"–"}) for values in seen.values())) < 3:
+        assert page.locator("#stop").is_visible(), f"the answer ended before all readings moved: {seen}"
+        texts.add(answers(page).last.inner_text())
+        lengths.add(page.locator("#length-plot svg").get_attribute("aria-label") or "")
+        for name in READINGS:
+            seen[name].add(page.locator(f"#{name}").inner_text())
+    expect(page.locator("#speculation-state")).to_contain_text("Drafting is")
+    expect(page.locator("#drafters tbody tr")).to_have_count(2)
+
+    page.locator("#stop").click()
+    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator("#chat .q-note")).to_have_text("stopped")
+    half = answers(page).all_inner_texts()
+    page.wait_for_timeout(500)
+    assert answers(page).all_inner_texts() == half
+
+    ask(page, LONG)
+    before = answer_longer_than(page, 60)
+    page.reload()
+    after = answer_longer_than(page, len(before))
+    assert after.startswith(before[:40])
+    answer_longer_than(page, len(after) + 60)
+    expect(page.locator("#stop")).to_be_visible()
+    assert page.locator("#chat .user.message").all_inner_texts() == [LONG, LONG]
+    page.keyboard.press("Escape")
+    expect(page.locator("#stop")).to_be_hidden()
+
+
+def test_the_port_in_use_was_said(server: Server) -> None:
+    assert re.search(r"Port \d+ is in use", "".join(server.said))
+
+
+def test_a_second_tab_waits_its_turn(page: Page, context: BrowserContext, server: Server) -> None:
+    ask(page, LONG)
+    answer_longer_than(page, 20)
+    other = opened(context, server)
+    expect(answers(other)).to_have_count(0)
+    set_control(other, "sampling-section", "max-tokens", "12")
+    ask(other, "Name a colour.")
+    expect(other.locator("#hint")).to_have_text("In the queue: 1 answer ahead")
+    expect(answers(other).last).to_have_text("In the queue: 1 answer ahead")
+    page.locator("#stop").click()
+    answer_longer_than(other, 0)
+    expect(other.locator("#stop")).to_be_hidden()
+    assert page.locator("#chat .user.message").all_inner_texts() == [LONG]
+    assert other.locator("#chat .user.message").all_inner_texts() == ["Name a colour."]
+
+
+def test_retry_and_clear(page: Page) -> None:
+    set_control(page, "sampling-section", "max-tokens", "12")
+    expect(page.locator("#retry")).to_be_hidden()
+    ask(page, "Name a colour.")
+    expect(page.locator("#retry")).to_be_visible()
+    page.locator("#retry").click()
+    expect(page.locator("#retry")).to_be_hidden()
+    expect(page.locator("#retry")).to_be_visible()
+    expect(page.locator("#chat .user.message")).to_have_count(1)
+    page.locator("#clear").click()
+    expect(page.locator("#chat .message")).to_have_count(0)
+    expect(page.locator(".q-greeting")).to_be_visible()
+    page.reload()
+    expect(page.locator(".q-greeting")).to_be_visible()
+
+
+def test_an_example_is_a_question(page: Page) -> None:
+    page.get_by_text("Give me five tips for sleeping better.").click()
+    answer_longer_than(page, 20)
+    page.keyboard.press("Escape")
+    expect(page.locator("#stop")).to_be_hidden()
+
+
+def test_errors_are_told_and_the_chat_goes_on(page: Page, tmp_path: Path) -> None:
+    send(page, "word " * 6000)
+    expect(page.locator("#chat .q-note")).to_contain_text("4096")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF but not really")
+    set_control(page, "model-section", "target-path", str(broken))
+    page.locator("#load-model").click()
+    expect(page.locator("#status .q-alert")).to_contain_text("broken.gguf")
+    expect(page.locator("#status .q-alert")).to_contain_text("stays loaded")
+    set_control(page, "sampling-section", "max-tokens", "0")
+    send(page, "Name a colour.")
+    expect(page.locator("#notice .q-alert")).to_contain_text("max tokens")
+    expect(page.locator("#message textarea")).to_have_value("Name a colour.")
+    set_control(page, "sampling-section", "max-tokens", "8")
+    page.locator("#message textarea").press("Enter")
+    expect(page.locator("#notice .q-alert")).to_have_count(0)
+    answer_longer_than(page, 0)
+    expect(page.locator("#stop")).to_be_hidden()
+    assert "Traceback" not in page.inner_text("body")
+
+
+def test_a_set_is_loaded_from_the_page(page: Page) -> None:
+    set_control(page, "sampling-section", "max-tokens", "12")
+    ask(page, "Name a colour.")
+    expect(page.locator("#retry")).to_be_visible()
+    page.locator("#model-section button").first.click()
+    page.get_by_label("suffix: what came up before").uncheck()
+    page.locator("#load-model").click()
+    expect(page.locator("#status .q-loaded span")).to_contain_text("with ngram ·")
+    ask(page, "And another one?")
+    expect(page.locator("#chat .user.message")).to_have_count(2)
+    expect(page.locator("#retry")).to_be_visible()
+    expect(page.locator("#drafters tbody tr")).to_have_count(1)
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    set_control(page, "sampling-section", "max-tokens", "12")
+    ask(page, "Name a colour.")
+    expect(page.locator("#retry")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    box = page.locator("#message").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= 844
