@@ -74,7 +74,7 @@ def test_the_outcome_is_one_drafters_own_sequence_and_no_sibling_is_heavier(
     assert voted.tokens == next((one.tokens for one in drafts if one.source == voted.winner), ())
     for position, token in enumerate(voted.tokens):
         through = [one for one in drafts if one.tokens[:position] == voted.tokens[:position] and len(one) > position]
-        by_token = {choice: 0.0 for choice in range(3)}
+        by_token = dict.fromkeys(range(3), 0.0)
         for one in through:
             by_token[one.tokens[position]] += weights[one.source]
         assert by_token[token] == pytest.approx(max(by_token.values()))

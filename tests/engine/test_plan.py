@@ -1,0 +1,233 @@
+"""The planners, on a simulated clock: what they spend on trying, when they switch, and who catches up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.config import LookAhead, Policy, Speculation
+from engine.cost import CALIBRATED_SIZES, CostModel
+from engine.learning import Learning
+from engine.length import LONGEST_DRAFT
+from engine.plan import FIRST_CREDIT_MS, PROBE_SHARE, READY_BEHIND_TOKENS, Plan, Situation
+from engine.types import VotedDraft
+
+PLAIN_MS = 20.0
+DRAFT_MS = 8.0
+
+Outcome = Callable[[Plan, int], tuple[int, float]]
+"""Tokens and time of a planned step, by its number."""
+
+
+def situation(step: int = 1, room: int = 15, behind: Mapping[str, int] | None = None, **changes: object) -> Situation:
+    values = {
+        "context_tokens": 100,
+        "room_tokens": room,
+        "emitted_tokens": step,
+        "remaining_tokens": None,
+        "hint": VotedDraft(),
+        "behind_tokens": behind or {},
+    }
+    return Situation(**(values | changes))  # type: ignore[arg-type]
+
+
+def a_learning(names: Sequence[str], draft_ms: float = DRAFT_MS, read_ms: float | None = None) -> Learning:
+    cost = CostModel()
+    for size in CALIBRATED_SIZES:
+        cost.set_base(size, PLAIN_MS * (0.8 + 0.2 * size))
+    for name in names:
+        cost.observe_draft([name], 1, draft_ms)
+        if read_ms is not None:
+            cost.observe_read(name, 1, read_ms)
+    return Learning(cost, ["ngram"], names, runs_apart=False)
+
+
+@dataclass
+class Simulation:
+    """Many steps of the auto policy with made-up outcomes."""
+
+    names: tuple[str, ...]
+    look_ahead: LookAhead = LookAhead.AUTO
+    time_ms: float = 0.0
+    steps: int = 0
+    picked: list[tuple[str, ...]] = field(default_factory=list)
+    believed_best: list[tuple[str, ...]] = field(default_factory=list)
+    """What was picked in the steps that tried nothing."""
+
+    def __post_init__(self) -> None:
+        self.learning = a_learning(self.names)
+        self.planner = self.learning.planner(Speculation(look_ahead=self.look_ahead))
+
+    def run(self, steps: int, outcome: Outcome, hint: VotedDraft | None = None) -> None:
+        for _ in range(steps):
+            self.steps += 1
+            where = situation(self.steps, behind=dict.fromkeys(self.names, 1), hint=hint or VotedDraft())
+            plan = self.planner.plan(where)
+            tokens, step_ms = outcome(plan, self.steps)
+            self.planner.learn(plan, tokens, step_ms)
+            self.learning.pace.learn(tokens, step_ms)
+            self.time_ms += step_ms
+            self.picked.append(plan.drafters)
+            if not plan.is_probe:
+                self.believed_best.append(plan.drafters)
+
+
+def hostile(plan: Plan, _step: int) -> tuple[int, float]:
+    """Drafts cost time and are never accepted."""
+    loss_ms = len(plan.drafters) * DRAFT_MS * (2 if plan.look_ahead else 1) + PLAIN_MS
+    return 1, PLAIN_MS + (loss_ms if plan.drafters else 0)
+
+
+def helpful(plan: Plan, _step: int) -> tuple[int, float]:
+    return (3, 2 * PLAIN_MS) if plan.drafters else (1, PLAIN_MS)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c"), ("a", "b", "c", "d")])
+def test_trying_hostile_drafters_costs_two_percent_and_a_start(names: tuple[str, ...]) -> None:
+    simulation = Simulation(names)
+    simulation.run(2000, hostile)
+    start_ms = simulation.time_ms - 2000 * PLAIN_MS
+    assert start_ms <= 0.10 * 2000 * PLAIN_MS
+    before_ms = simulation.time_ms
+    simulation.run(10_000, hostile)
+    later_ms = simulation.time_ms - before_ms
+    assert later_ms <= (1 + 1.25 * PROBE_SHARE) * 10_000 * PLAIN_MS  # what a probe will cost is foretold roughly
+
+
+def test_trying_never_stops_though() -> None:
+    simulation = Simulation(("a", "b"))
+    simulation.run(4000, hostile)
+    late = Counter(simulation.picked[2000:])
+    assert late[()] > 1900
+    assert late["a",] >= 1
+    assert late["b",] >= 1
+    assert late["a", "b"] >= 1
+
+
+def test_a_drafter_that_helps_is_used_nearly_always_and_a_change_rests_it() -> None:
+    simulation = Simulation(("a",), LookAhead.OFF)
+    simulation.run(300, helpful)
+    assert Counter(simulation.picked[100:])["a",] == 200
+    simulation.run(300, hostile)
+    assert Counter(simulation.picked[400:])[()] >= 180
+
+
+def test_a_drafter_that_begins_to_help_is_switched_on_again() -> None:
+    simulation = Simulation(("a",), LookAhead.OFF)
+    simulation.run(500, hostile)
+    assert Counter(simulation.picked[-100:])[()] >= 95
+    simulation.run(1500, helpful)
+    assert Counter(simulation.picked[-100:])["a",] == 100
+
+
+def test_equals_are_not_flapped_between() -> None:
+    """Two drafters as good as each other, times shaken by a tenth: the choice stays."""
+
+    def shaken(plan: Plan, step: int) -> tuple[int, float]:
+        return (3, 2 * PLAIN_MS * (1 + 0.1 * ((step * 7919) % 21 - 10) / 10)) if plan.drafters else (1, PLAIN_MS)
+
+    simulation = Simulation(("a", "b"), LookAhead.OFF)
+    simulation.run(1200, shaken)
+    late = simulation.believed_best[200:]
+    switches = sum(now != before for now, before in zip(late[1:], late, strict=False))
+    assert switches <= len(late) / 50
+
+
+def test_a_free_draft_and_none_are_weighed_apart() -> None:
+    hint = VotedDraft((1,) * 6, (0.99,) * 6, (1.0,) * 6, (("ngram",),) * 6, "ngram")
+    simulation = Simulation(("a",), LookAhead.OFF)
+
+    def outcome(plan: Plan, _step: int) -> tuple[int, float]:
+        return (6, 60.0) if not plan.drafters else (6, 60.0 + 6 * DRAFT_MS)
+
+    simulation.run(200, helpful)
+    simulation.run(200, outcome, hint)
+    simulation.run(20, helpful)
+    assert Counter(simulation.picked[100:200])["a",] == 100
+    assert Counter(simulation.picked[300:400])[()] >= 95
+    assert Counter(simulation.picked[400:])["a",] == 20
+
+
+def test_no_draft_where_there_is_no_room() -> None:
+    planner = a_learning(["a"]).planner(Speculation())
+    plan = planner.plan(situation(room=0, behind={"a": 0}))
+    assert (plan.drafters, plan.length, plan.look_ahead) == ((), 0, False)
+    assert planner.plan(situation(room=2, behind={"a": 0})).length == 2
+
+
+def test_the_probe_budget_starts_small() -> None:
+    assert FIRST_CREDIT_MS <= 5 * PLAIN_MS
+
+
+# Catching up
+
+
+def auto_plan(learning: Learning, where: Situation) -> Plan:
+    return learning.planner(Speculation(look_ahead=LookAhead.OFF)).plan(where)
+
+
+def test_nobody_reads_before_the_first_token() -> None:
+    behind = {"a": READY_BEHIND_TOKENS + 1}
+    for text in ("auto", "fixed:3", "minions", "adaedl"):
+        planner = a_learning(["a"], 1.0, 0.01).planner(Speculation(Policy.parse(text)))
+        plan = planner.plan(situation(0, behind=behind))
+        assert (plan.catch_up, plan.drafters) == ((), ()), text
+        assert planner.plan(situation(1, behind=behind)).catch_up == ("a",), text
+
+
+def test_reading_must_be_repaid_by_the_rest_of_the_answer() -> None:
+    where = situation(1, behind={"a": 1000})
+    assert auto_plan(a_learning(["a"], 1.0, 0.05), where).catch_up == ("a",)
+    assert auto_plan(a_learning(["a"], 1.0, 50.0), where).catch_up == ()
+    nearly_done = situation(90, behind={"a": 1000}, remaining_tokens=3)
+    assert auto_plan(a_learning(["a"], 1.0, 0.3), nearly_done).catch_up == ()
+
+
+def test_of_two_late_drafters_the_one_sooner_repaid_reads_first() -> None:
+    where = situation(1, behind={"a": 2000, "b": 200})
+    assert auto_plan(a_learning(["a", "b"], 1.0, 0.05), where).catch_up == ("b",)
+
+
+def test_a_drafter_barely_behind_drafts_at_once() -> None:
+    plan = (
+        a_learning(["a"])
+        .planner(Speculation(Policy.parse("fixed:3")))
+        .plan(situation(0, behind={"a": READY_BEHIND_TOKENS}))
+    )
+    assert (plan.drafters, plan.catch_up) == (("a",), ())
+
+
+# The comparison policies
+
+
+def test_comparison_policies_use_every_drafter_that_is_ready() -> None:
+    planner = a_learning(["a", "b", "c"]).planner(Speculation(Policy.parse("fixed:5"), look_ahead=LookAhead.ON))
+    plan = planner.plan(situation(5, behind={"a": 1, "b": 500, "c": 2}))
+    assert plan.drafters == ("a", "c")
+    assert plan.catch_up == ("b",)
+    assert (plan.length, plan.look_ahead) == (5, True)
+
+
+def test_they_run_ahead_only_when_told_to() -> None:
+    for look_ahead in (LookAhead.AUTO, LookAhead.OFF):
+        planner = a_learning(["a"]).planner(Speculation(Policy.parse("fixed:5"), look_ahead=look_ahead))
+        assert not planner.plan(situation(behind={"a": 1})).look_ahead
+
+
+def test_plain_asks_nobody() -> None:
+    plan = a_learning(["a"]).planner(Speculation(Policy.parse("off"))).plan(situation(behind={"a": 900}))
+    assert (plan.drafters, plan.length, plan.catch_up) == ((), 0, ())
+
+
+def test_auto_drafts_at_most_what_is_calibrated() -> None:
+    assert auto_plan(a_learning(["a"]), situation(room=500, behind={"a": 0})).length == LONGEST_DRAFT
+
+
+def test_one_learner_serves_all_answers_with_the_same_settings() -> None:
+    learning = a_learning(["a"])
+    assert learning.planner(Speculation()) is learning.planner(Speculation())
+    assert learning.rule(Policy.parse("minions")) is learning.rule(Policy.parse("minions"))
+    assert learning.rule(Policy.parse("fixed:1")) is not learning.rule(Policy.parse("fixed:2"))
