@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from app import chat_command, doctor_command, models_command
+from app import bench_command, chat_command, doctor_command, models_command
 from app.options import common_options, set_config, speculation
 from engine.config import GenerationSettings
 from engine.errors import QuorumError
@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return chat_command.run(args)
         if args.command == "models":
             return models_command.run(args)
+        if args.command == "bench":
+            return bench_command.run(args)
         if args.command == "doctor":
             return doctor_command.run(args)
         return _serve(args)
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     chat_command.add_parser(subparsers, common)
     models_command.add_parser(subparsers)
     doctor_command.add_parser(subparsers, common)
+    bench_command.add_parser(subparsers, common)
     return parser
 
 

@@ -23,6 +23,8 @@ from engine.runtime.model import LoadProgress, Model
 from engine.runtime.vocabulary import Vocabulary, check_compatible
 from engine.types import Draft
 
+DRAFTER_KV_TYPE = KvType.F16
+"""Drafts need no exactness, so the cache has the fastest format."""
 SCORED_CATCH_UP_TOKENS = 16
 """A catch-up of at most this many tokens is scored on each of them; a longer one reads for speed."""
 SPARE_CELLS = 3 * MAX_DRAFT_TOKENS
@@ -105,10 +107,9 @@ class ModelDrafter(Drafter):
                         f"{name} cannot draft: it is a recurrent model, which cannot take rejected tokens back. "
                         "Choose a drafter without recurrent layers."
                     )
-                # Drafts need no exactness, so the cache has the fastest format.
                 settings = ContextSettings(
                     context_tokens=context_tokens + SPARE_CELLS,
-                    kv_type=KvType.F16,
+                    kv_type=DRAFTER_KV_TYPE,
                     threads=placement.threads,
                     max_outputs=SCORED_CATCH_UP_TOKENS,
                 )

@@ -1,0 +1,222 @@
+"""`launch.py bench`: how fast each way to answer is here, against plain decoding and against llama-server."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.bench.benchmark import Benchmark, Plan, fingerprint
+from app.bench.configuration import Configuration, parse_configurations
+from app.bench.journal import Journal
+from app.bench.machine import machine_document, models_document
+from app.bench.peer import PEER_NAME, Peer
+from app.bench.plot import require_matplotlib, write_plot
+from app.bench.prompts import SHIPPED_PROMPTS, Half, Prompt, choose_prompts, read_prompts
+from app.bench.row import Row, compare, hash_text, row_document
+from app.bench.summary import Summary, summarise
+from app.bench.table import render, rows_csv
+from app.options import set_config, speculation
+from app.terminal import ProgressLine, interrupt_event
+from engine.config import Exactness, Sampling, SetConfig
+from engine.errors import EnvironmentProblem, SettingError
+from engine.loader import FREE_DRAFTERS
+from engine.runtime.api import native
+from engine.runtime.model import LoadCancelled
+from models.atomic import replacing, write_json
+from models.expand import build_fixtures
+from models.library import resolve
+from models.starter import fetch_starter
+
+EXIT_INTERRUPTED = 130
+DEFAULT_CONFIGS = "auto"
+DEFAULT_MAX_TOKENS = 160
+DEFAULT_ROUNDS = 3
+DEFAULT_SEED = 1
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """Add `bench` to the program's parser."""
+    parser = subparsers.add_parser(
+        "bench", parents=[common], help="measure speed against plain decoding", allow_abbrev=False
+    )
+    what = parser.add_argument_group("what is measured")
+    what.add_argument(
+        "--configs",
+        default="",
+        metavar="LIST",
+        help="joined by ;, each policy[,key=value...] with the keys weights, vote, look-ahead, exactness and "
+        "drafters=a+b; or a comma list of policies; default: auto. Plain decoding always runs",
+    )
+    what.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: those that come with the program")
+    what.add_argument(
+        "--half",
+        choices=[half.value for half in Half],
+        help="prompts by the hash of their id; default: report, or all of a file of your own",
+    )
+    what.add_argument("--categories", default="", metavar="LIST", help="default: all")
+    what.add_argument("--limit-per-category", type=_positive, metavar="N", help="the first N prompts of each")
+    what.add_argument("--repeat", type=_positive, default=DEFAULT_ROUNDS, metavar="ROUNDS", help="default: 3")
+    what.add_argument("--max-tokens", type=_positive, default=DEFAULT_MAX_TOKENS, metavar="N", help="default: 160")
+    what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
+    what.add_argument("--seed", type=int, default=DEFAULT_SEED, metavar="N", help="default: 1; each round adds one")
+    what.add_argument(
+        "--peer", metavar=f"{PEER_NAME}=PATH", help="run the same prompts on a llama-server binary, in several settings"
+    )
+    what.add_argument("--ceiling", action="store_true", help="also show what a perfect, free drafter could reach")
+    results = parser.add_argument_group("results")
+    results.add_argument("--json", type=Path, metavar="OUT", help="everything, as one JSON document")
+    results.add_argument("--csv", type=Path, metavar="OUT", help="one line for each answer")
+    results.add_argument("--plot", type=Path, metavar="OUT.png", help="speed, acceptance and lengths as a picture")
+    results.add_argument("--resume", action="store_true", help="continue the unfinished run beside OUT")
+    parser.add_argument(
+        "--build-fixtures",
+        type=Path,
+        metavar="DIR",
+        help="only build targets of larger cost and degraded drafters out of the starter",
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, found {text}")
+    return number
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the table, write the results; returns the exit code.
+
+    Raises:
+        QuorumError: something the user can mend; finished rows are kept beside the result file.
+    """
+    progress = ProgressLine()
+    with interrupt_event() as cancel:
+        if args.build_fixtures is not None:
+            return _build(args.build_fixtures, progress, cancel)
+        if args.plot is not None:
+            require_matplotlib()
+        return _measure(args, progress, cancel)
+
+
+def _build(directory: Path, progress: ProgressLine, cancel: threading.Event) -> int:
+    fixtures = build_fixtures(directory, fetch_starter(progress.show_bytes, cancel), progress.show_bytes)
+    progress.clear()
+    for path in (*fixtures.targets.values(), *fixtures.drafters.values()):
+        print(path)
+    return 0
+
+
+def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
+    known = read_prompts(args.prompts or SHIPPED_PROMPTS)
+    half = Half(args.half or (Half.ALL if args.prompts else Half.REPORT))
+    plan = _plan(args, known, half, progress, cancel)
+    models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
+    if plan.peer is not None:
+        models["peer"] = plan.peer.document(plan.peer_settings, plan.set_config, plan.draft_model)
+    settings = fingerprint(plan, models, hash_text(repr(known)), native().version)
+    result = args.json or args.csv
+    journal = Journal.resume(result, settings) if args.resume else Journal.start(result, settings)
+    benchmark = Benchmark(plan, journal, progress.show, _announce(plan, journal, progress), cancel)
+    with contextlib.closing(journal):
+        try:
+            complete = benchmark.run()
+        except LoadCancelled:
+            progress.clear()
+            return EXIT_INTERRUPTED
+        progress.clear()
+        rows = compare(journal.rows)
+        summary = summarise(rows, [setting.name for setting in plan.peer_settings], args.seed)
+        document: dict[str, Any] = {
+            "complete": complete,
+            "machine": machine_document(plan.set_config),
+            "models": {**models, "kv": benchmark.findings.kv},
+            "settings": settings,
+            "prompts": {
+                "count": len(plan.prompts),
+                "categories": len({prompt.category for prompt in plan.prompts}),
+                "half": half.value,
+            },
+            "rounds": plan.rounds,
+            "ceiling": benchmark.findings.ceiling,
+            "rows": [row_document(row) for row in rows],
+            "warm_up": [row_document(row) for row in benchmark.findings.warm_up],
+            "summary": dataclasses.asdict(summary),
+        }
+        _write(args, document, rows, summary)
+        if complete:
+            journal.remove()
+    print(render(document, summary, shows_ceiling=args.ceiling), end="")
+    return 0 if complete else EXIT_INTERRUPTED
+
+
+def _plan(
+    args: argparse.Namespace, known: tuple[Prompt, ...], half: Half, progress: ProgressLine, cancel: threading.Event
+) -> Plan:
+    categories = [name.strip() for name in args.categories.split(",") if name.strip()]
+    base = Configuration(speculation(args), Exactness(args.exactness or Exactness.EXACT.value))
+    configurations = parse_configurations(args.configs or args.policy or DEFAULT_CONFIGS, base)
+    prompts = choose_prompts(known, half, categories, args.limit_per_category)
+    sampling = Sampling(temperature=args.temperature, seed=args.seed)
+    peer = None if args.peer is None else _peer(args.peer)
+    starter = None if args.target is not None else fetch_starter(progress.show_bytes, cancel)
+    config = set_config(args, starter)
+    named = [name for configuration in configurations for name in configuration.drafters or ()]
+    return Plan(
+        set_config=config,
+        configurations=configurations,
+        drafter_specs={name: _drafter_spec(name, config) for name in named},
+        prompts=prompts,
+        rounds=args.repeat,
+        sampling=sampling,
+        max_tokens=args.max_tokens,
+        peer=peer,
+    )
+
+
+def _peer(text: str) -> Peer:
+    kind, _, path = text.partition("=")
+    if kind != PEER_NAME or not path:
+        raise SettingError(f"--peer takes {PEER_NAME}=PATH, found {text!r}")
+    return Peer.probe(Path(path).expanduser())
+
+
+def _drafter_spec(name: str, config: SetConfig) -> str:
+    """A drafter by the name that `--drafters` gives it, or as `--drafters` would name it."""
+    for spec in config.drafters:
+        if name in (spec, Path(spec).stem):
+            return spec
+    return name if name in FREE_DRAFTERS else str(resolve(name))
+
+
+def _announce(plan: Plan, journal: Journal, progress: ProgressLine) -> Any:
+    def heard(row: Row) -> None:
+        progress.clear()
+        print(
+            f"[{len(journal.rows)}/{plan.answers}] round {row.round}/{plan.rounds} {row.prompt_id}: "
+            f"{row.config} {row.tokens_per_second:.1f} tokens/s",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return heard
+
+
+def _write(args: argparse.Namespace, document: Mapping[str, Any], rows: list[Row], summary: Summary) -> None:
+    try:
+        if args.json is not None:
+            write_json(args.json, document)
+        if args.csv is not None:
+            with replacing(args.csv) as temporary:
+                temporary.write_text(rows_csv(rows), encoding="utf-8")
+        if args.plot is not None:
+            write_plot(args.plot, summary)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write the results: {error}") from error
