@@ -113,19 +113,18 @@ class Pipeline:
         trimmed = clock()
         verification = self._verify(sent, ahead)
         verified = clock()
-        emitted, ended = self._commit(sent, verification.verdicts[0])
-        committed = clock()
         look_ahead = self._judge_look_ahead(ahead, sent, verification.verdicts[0])
         judged = clock()
-        step_ms = (judged - started - (caught_up - planned)) * 1e3
+        emitted, ended = self._commit(sent, verification.verdicts[0])
+        step_ms = (clock() - started - (caught_up - planned)) * 1e3
         scores = self._learn(plan, ballot, sent, emitted, verification, step_ms, overlapped=ahead is not None)
         times = StepTimes(
             plan_ms=(planned - started) * 1e3,
-            draft_ms=(caught_up - planned + judged - committed) * 1e3 + ballot.draft_ms,
+            draft_ms=(caught_up - planned + judged - verified) * 1e3 + ballot.draft_ms,
             vote_ms=ballot.vote_ms,
             verify_ms=verification.verify_ms,
             sample_ms=verification.sample_ms,
-            other_ms=(trimmed - drafted + committed - verified + clock() - judged) * 1e3,
+            other_ms=(trimmed - drafted + clock() - judged) * 1e3,
         )
         record = self._record(plan, ballot, sent, emitted, look_ahead, times)
         self._ledger.record(record, emitted, ballot.voted.proposers, scores)
@@ -178,6 +177,17 @@ class Pipeline:
             if ahead is not None:
                 ahead.stop.set()
 
+    def _judge_look_ahead(self, ahead: LookAheadRun | None, sent: VotedDraft, verdict: Verdict) -> LookAheadOutcome:
+        """Whether the drafters guessed what the target said; they keep or drop their branches when they next draft."""
+        if ahead is None:
+            return LookAheadOutcome()
+        drafts = self._panel.finish_look_ahead(ahead)
+        guessed = vote(drafts, self._weights.current)
+        if verdict.accepted == len(sent) and guessed.tokens and guessed.tokens[0] == verdict.final:
+            # What lies beyond the guess is counted when the next step drafts it.
+            return LookAheadOutcome("hit", proposed=sum(1 for draft in drafts if draft.tokens))
+        return LookAheadOutcome("miss", sum(map(len, drafts)), len(guessed), len(guessed))
+
     def _commit(self, sent: VotedDraft, verdict: Verdict) -> tuple[tuple[EmittedToken, ...], bool]:
         """Append what the target chose, up to an end token; every cache follows."""
         chosen = [*sent.tokens[: verdict.accepted], verdict.final]
@@ -200,17 +210,6 @@ class Pipeline:
         if not sent.tokens:
             return EmittedToken(token, Provenance.PLAIN)
         return EmittedToken(token, Provenance.BONUS if verdict.accepted == len(sent) else Provenance.CORRECTED)
-
-    def _judge_look_ahead(self, ahead: LookAheadRun | None, sent: VotedDraft, verdict: Verdict) -> LookAheadOutcome:
-        """Whether the drafters guessed what the target said; they keep or drop their branches when they next draft."""
-        if ahead is None:
-            return LookAheadOutcome()
-        drafts = self._panel.finish_look_ahead(ahead)
-        guessed = vote(drafts, self._weights.current)
-        if verdict.accepted == len(sent) and guessed.tokens and guessed.tokens[0] == verdict.final:
-            # What lies beyond the guess is counted when the next step drafts it.
-            return LookAheadOutcome("hit", proposed=sum(1 for draft in drafts if draft.tokens))
-        return LookAheadOutcome("miss", sum(map(len, drafts)), len(guessed), len(guessed))
 
     def _learn(
         self,
