@@ -1,0 +1,266 @@
+"""A target and drafters that follow a script, and a bench that runs the real pipeline on them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+from engine.config import LookAhead, Policy, Speculation, VoteMode, WeightRule
+from engine.cost import CostModel
+from engine.drafters.base import Drafter, DraftRequest, Score, finished
+from engine.drafting import Panel
+from engine.errors import DecodeError
+from engine.learning import Learning
+from engine.metrics import Ledger
+from engine.pipeline import Pipeline, StepResult
+from engine.runtime.context import Run
+from engine.types import Draft, Metrics
+
+END = 0
+"""The end-of-generation token."""
+WRONG = 99
+"""What the target would say after a text that is not its own."""
+PROMPT = (1, 2, 3)
+
+
+class ScriptedTarget:
+    """Context, model and sampler in one: says `answer` after `PROMPT`, judging by what its cache really holds."""
+
+    def __init__(self, answer: Sequence[int], context_tokens: int = 1000) -> None:
+        self.full = (*PROMPT, *answer)
+        self.context_tokens = context_tokens
+        self.cells = list(PROMPT[:-1])
+        self.passes: list[tuple[int, ...]] = []
+        self.fails = False
+        self.while_decoding: Callable[[], None] = lambda: None
+        self.model = SimpleNamespace(can_roll_back=True, vocabulary=SimpleNamespace(end_tokens=frozenset({END})))
+
+    def decode(self, runs: Sequence[Run]) -> None:
+        (run,) = runs
+        assert run.outputs == len(run.tokens)
+        assert len(self.cells) + len(run.tokens) <= self.context_tokens, "a pass that does not fit"
+        self.while_decoding()
+        if self.fails:
+            raise DecodeError("scripted")
+        self.passes.append(tuple(run.tokens))
+        self.cells.extend(run.tokens)
+
+    def length(self, _sequence: int) -> int:
+        return len(self.cells)
+
+    def truncate(self, _sequence: int, length: int) -> None:
+        assert length <= len(self.cells)
+        del self.cells[length:]
+
+    def choose(self, prefix: Sequence[int]) -> int:
+        length = len(prefix)
+        is_own = tuple(prefix) == self.full[:length] and length < len(self.full)
+        return self.full[length] if is_own else WRONG
+
+    def match(self, _context: object, draft: Sequence[int], first_output: int) -> tuple[int, int]:
+        assert first_output == 0
+        start = len(self.cells) - len(draft)
+        assert self.cells[start:] == list(draft)
+        accepted = 0
+        while accepted < len(draft) and self.choose(self.cells[: start + accepted]) == draft[accepted]:
+            accepted += 1
+        return accepted, self.choose(self.cells[: start + accepted])
+
+
+Guess = Callable[[tuple[int, ...]], Sequence[int]]
+"""What a drafter would say after these tokens."""
+
+
+def knows(answer: Sequence[int], *mistakes: int) -> Guess:
+    """A drafter that knows the answer except for the tokens at some places, where it says 50 + the place."""
+    own = tuple(50 + place if place in mistakes else token for place, token in enumerate(answer))
+    return lambda tokens: own[len(tokens) - len(PROMPT) :]
+
+
+def silent(_tokens: tuple[int, ...]) -> Sequence[int]:
+    """A drafter that abstains."""
+    return ()
+
+
+class ScriptedDrafter(Drafter):
+    """Says what its guess says, and keeps a record of what it was told and asked."""
+
+    def __init__(self, name: str, guess: Guess, *, is_free: bool = False, probability: float = 0.9) -> None:
+        self.name = name
+        self.is_free = is_free
+        self._guess = guess
+        self._probability = probability
+        self.committed: list[int] = []
+        self.behind = 0
+        self.drafts = 0
+        self.look_aheads = 0
+        self.read: list[int] = []
+        self.fails_while = ""
+        """`drafting`, `ahead` or `reading`."""
+        self.while_drafting: Callable[[], None] = lambda: None
+        self.pending_look_ahead: Callable[[threading.Event], None] | None = None
+        """When set, a look-ahead runs this in a thread of its own before it answers."""
+        self._score = Score()
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.committed = list(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        self.committed.extend(tokens)
+        self._score += Score(len(tokens), len(tokens))
+
+    def truncate(self, length: int) -> None:
+        del self.committed[length:]
+
+    def take_score(self) -> Score:
+        score, self._score = self._score, Score()
+        return score
+
+    @property
+    def behind_tokens(self) -> int:
+        return self.behind
+
+    @property
+    def last_passes(self) -> int:
+        return 1
+
+    def start(self, request: DraftRequest) -> Future[Draft]:
+        self.drafts += 1
+        self.while_drafting()
+        if self.fails_while == "drafting":
+            return failed()
+        return finished(self._draft(request))
+
+    def start_look_ahead(self, request: DraftRequest) -> Future[Draft] | None:
+        if self.is_free:
+            return None
+        self.look_aheads += 1
+        if self.fails_while == "ahead":
+            return failed()
+        wait = self.pending_look_ahead
+        if wait is None:
+            return finished(self._draft(request))
+        future: Future[Draft] = Future()
+
+        def work() -> None:
+            wait(request.cancel)
+            future.set_result(self._draft(request))
+
+        threading.Thread(target=work).start()
+        return future
+
+    def start_catch_up(self, max_tokens: int, cancel: threading.Event) -> Future[int] | None:
+        future: Future[int] = Future()
+        if self.fails_while == "reading":
+            future.set_exception(DecodeError("scripted"))
+            return future
+        count = min(max_tokens, self.behind)
+        self.read.append(count)
+        self.behind -= count
+        future.set_result(count)
+        return future
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        tokens: list[int] = []
+        for token in self._guess((*self.committed, *request.path))[: request.max_tokens]:
+            tokens.append(token)
+            if not request.keep_drafting([self._probability] * len(tokens), 0.1):
+                break
+        return Draft(self.name, tuple(tokens), (self._probability,) * len(tokens))
+
+
+def failed() -> Future[Draft]:
+    future: Future[Draft] = Future()
+    future.set_exception(DecodeError("scripted"))
+    return future
+
+
+class Bench:
+    """A pipeline on a scripted target; checks after every step what must hold after every step."""
+
+    def __init__(
+        self,
+        target: ScriptedTarget,
+        drafters: Sequence[ScriptedDrafter],
+        policy: str = "fixed:3",
+        *,
+        look_ahead: LookAhead = LookAhead.OFF,
+        vote: VoteMode = VoteMode.TREE,
+        weights: WeightRule = WeightRule.HEDGE,
+    ) -> None:
+        self.target = target
+        self.drafters = drafters
+        self.tokens = list(PROMPT)
+        self.panel = Panel(drafters)
+        self.panel.begin(self.tokens)
+        self.learning = Learning(
+            CostModel(),
+            [drafter.name for drafter in self.panel.free],
+            [drafter.name for drafter in self.panel.models],
+            runs_apart=False,
+        )
+        self.ledger = Ledger(len(PROMPT), 0)
+        self.cancel = threading.Event()
+        stand_in: Any = target
+        self.pipeline = Pipeline(
+            stand_in,
+            0,
+            self.tokens,
+            stand_in,
+            self.panel,
+            self.learning,
+            self.ledger,
+            Speculation(Policy.parse(policy), weights, vote, look_ahead),
+        )
+
+    def step(self, remaining_tokens: int | None = None) -> StepResult | None:
+        result = self.pipeline.step(remaining_tokens, self.cancel)
+        ended = result is not None and result.ended
+        assert tuple(self.tokens) == self.target.full[: len(self.tokens)], "the answer is the target's own"
+        assert self.target.cells == self.tokens[: len(self.tokens) - (not ended)], "all but the pending token is cached"
+        for drafter in self.panel.named(self.panel.names):
+            assert isinstance(drafter, ScriptedDrafter)
+            assert drafter.committed == self.tokens, "every drafter has heard what was committed"
+        if result is not None:
+            assert len(result.tokens) == result.record.emitted
+        return result
+
+    def run(self, max_tokens: int | None = None) -> list[StepResult]:
+        """Steps until the answer ends or has `max_tokens` tokens."""
+        results: list[StepResult] = []
+        while max_tokens is None or len(self.answer) < max_tokens:
+            result = self.step(None if max_tokens is None else max_tokens - len(self.answer))
+            assert result is not None
+            results.append(result)
+            if result.ended:
+                break
+        return results
+
+    @property
+    def answer(self) -> tuple[int, ...]:
+        return tuple(self.tokens[len(PROMPT) :])
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.ledger.metrics(
+            weights=self.pipeline._weights.current,
+            draft_ms={},
+            active=self.pipeline.active,
+            notes=self.panel.failures,
+        )
+
+
+def check_sums(metrics: Metrics) -> None:
+    """What the counters promise each other, in every answer."""
+    assert metrics.drafted == metrics.verified + metrics.trimmed + metrics.unused_look_ahead
+    assert metrics.verified == metrics.accepted + metrics.rejected
+    assert metrics.emitted == metrics.accepted + metrics.corrected + metrics.bonus + metrics.plain
+    assert metrics.proposed >= metrics.drafted
+    assert sum(metrics.lengths.values()) == metrics.verify_steps + metrics.plain_steps
+    assert sum(length * steps for length, steps in metrics.lengths.items()) == metrics.verified
+    assert sum(metrics.verified_by_position) == metrics.verified
+    assert sum(metrics.accepted_by_position) == metrics.accepted
+    assert min(metrics.trimmed, metrics.rejected, metrics.unused_look_ahead) >= 0
