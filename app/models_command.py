@@ -70,6 +70,7 @@ def add_parser(subparsers: Subparsers) -> None:
     deriving.add_argument("--bits", type=str.lower, choices=sorted(_FORMATS), help="format of the copy's weights")
 
     deriving.add_argument("--search", action="store_true", help="choose the layers by trying them out")
+    deriving.add_argument("--count", type=int, help="how many layers --search leaves out")
     deriving.add_argument(
         "--seconds", type=float, default=DEFAULT_SECONDS, help="how long --search may take, about (%(default)s)"
     )
@@ -175,7 +176,7 @@ def _derive(args: argparse.Namespace) -> None:
         raise SettingError("--search chooses the layers itself; leave out --drop, or --search")
     with ProgressLine(sys.stderr) as line:
         if args.search:
-            result = search(target, file_type or default_format(facts), args.seconds, line.show)
+            result = search(target, file_type or default_format(facts), args.seconds, line.show, drop_count=args.count)
             made = result.made
         elif args.drop is None and args.bits is None:
             made = derive_default(target, line.show)
@@ -197,7 +198,7 @@ def _findings(result: SearchResult) -> str:
         layers = ", ".join(map(str, measured.dropped_layers))
         lines.append(
             f"  {label:<17}without layer {layers}: agrees {measured.agreement:.0%}, "
-            f"a pass costs {measured.cost_ratio:.0%} of the target's"
+            f"a pass costs {measured.cost_ratio:.0%} of the target's; at most {measured.best_speedup:.2f}x alone"
         )
     return "\n".join(lines)
 

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gguf.constants import LlamaFileType
 
@@ -26,7 +25,7 @@ from models.folders import derived_folder
 from models.gguf_file import GgufFacts, read_header
 from models.identity import sha256_of
 from models.progress import Progress, Report, no_report, stop_if_asked
-from models.rewrite import Change, PlannedTensor, carried_over, open_model, value_of, write_model
+from models.rewrite import Change, PlannedTensor, Source, SourceTensor, write_model
 
 LAYERED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "granite", "mistral3")
 """Llama's family: every layer does the same whatever its number, so that any of them can be left out."""
@@ -176,7 +175,8 @@ def write_copy(
 def _write_shortened(
     source: Path, destination: Path, dropped_layers: tuple[int, ...], report: Report, cancel: threading.Event | None
 ) -> None:
-    facts, reader = open_model(source)
+    model = Source(source)
+    facts = model.facts
     if facts.architecture not in LAYERED_ARCHITECTURES:
         raise ModelFileError(
             f"{source} has the architecture {facts.architecture!r}, whose layers cannot be left out one by one; "
@@ -188,8 +188,8 @@ def _write_shortened(
             f"{source.name} has layers 0 to {facts.layer_count - 1}, of which one must stay; "
             f"asked to leave out {', '.join(map(str, dropped_layers))}"
         )
-    planned = list(_renamed(reader.tensors, kept))
-    changes = _cut_metadata(reader, f"{facts.architecture}.", facts.layer_count, kept)
+    planned = list(_renamed(model.tensors, kept))
+    changes = _cut_metadata(model, f"{facts.architecture}.", facts.layer_count, kept)
     changes["general.name"] = f"{facts.name} without layer {', '.join(map(str, dropped_layers))}"
     total_bytes = sum(tensor.size_bytes for tensor in planned)
     done_bytes = 0
@@ -200,26 +200,26 @@ def _write_shortened(
         stop_if_asked(cancel, f"deriving from {source.name}")
         report(Progress(f"copying {source.name}", done_bytes, total_bytes))
 
-    write_model(reader, destination, planned, changes, wrote)
+    write_model(model, destination, planned, changes, wrote)
 
 
-def _renamed(tensors: Sequence[Any], kept: list[int]) -> Iterator[PlannedTensor]:
+def _renamed(tensors: Sequence[SourceTensor], kept: list[int]) -> Iterator[PlannedTensor]:
     """Kept layers close ranks; tensors outside the layers (embeddings, head if untied, norm) stay as they are."""
     new_number = {old: new for new, old in enumerate(kept)}
     for tensor in tensors:
         match = _BLOCK.match(tensor.name)
         if match is None:
-            yield carried_over(tensor, tensor.name)
+            yield tensor.carried_over(tensor.name)
         elif int(match[1]) in new_number:
-            yield carried_over(tensor, f"blk.{new_number[int(match[1])]}.{match[2]}")
+            yield tensor.carried_over(f"blk.{new_number[int(match[1])]}.{match[2]}")
 
 
-def _cut_metadata(reader: Any, prefix: str, layer_count: int, kept: list[int]) -> dict[str, Change]:
+def _cut_metadata(model: Source, prefix: str, layer_count: int, kept: list[int]) -> dict[str, Change]:
     """The layer count, and every list of the architecture that has one value for each layer."""
     changes: dict[str, Change] = {f"{prefix}block_count": len(kept)}
-    for key, field in reader.fields.items():
-        if key.startswith(prefix) and len(field.types) > 1 and len(field.data) == layer_count:
-            values = value_of(field)
+    for key in model.keys:
+        values = model.numbers(key) if key.startswith(prefix) else None
+        if values is not None and len(values) == layer_count:
             changes[key] = [values[layer] for layer in kept]
     return changes
 

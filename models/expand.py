@@ -19,9 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
@@ -30,9 +28,9 @@ from engine.errors import ModelFileError
 from engine.runtime.quantize import quantize
 from models.atomic import clear_leftovers, require_free_bytes, scratch_beside
 from models.derive import write_copy
-from models.gguf_file import GgufFacts, read_header
+from models.gguf_file import read_header
 from models.progress import Progress, Report, no_report
-from models.rewrite import Array, Change, PlannedTensor, open_model, value_of, write_model
+from models.rewrite import Array, Change, PlannedTensor, Source, SourceTensor, write_model
 
 SEED = 576
 _RECIPE_VERSION = 1
@@ -111,14 +109,15 @@ def build_fixtures(
 
 def expand(source: Path, destination: Path, expansion: Expansion, report: Report = no_report) -> None:
     """Write the expansion of `source` to `destination`, by way of a half-precision file beside it."""
-    facts, reader = open_model(source)
-    layer_names = {match[2] for tensor in reader.tensors if (match := _BLOCK.match(tensor.name))}
+    model = Source(source)
+    facts = model.facts
+    layer_names = {match[2] for tensor in model.tensors if (match := _BLOCK.match(tensor.name))}
     if facts.architecture != "llama" or layer_names != _LAYER_TENSORS:
         raise ModelFileError(f"{source} cannot be expanded: this works for plain llama models such as the starter")
-    old_feed_forward = value_of(reader.fields["llama.feed_forward_length"])
+    old_feed_forward = model.number("llama.feed_forward_length")
     if expansion.extra_layers < 0 or expansion.feed_forward < old_feed_forward:
         raise ValueError(f"an expansion of {old_feed_forward} neurons cannot have {expansion.feed_forward}")
-    planned = _plan(reader, facts, expansion)
+    planned = _plan(model, expansion)
     total_bytes = sum(tensor.size_bytes for tensor in planned)
     done_bytes = 0
 
@@ -138,26 +137,26 @@ def expand(source: Path, destination: Path, expansion: Expansion, report: Report
     clear_leftovers(destination)
     require_free_bytes(destination.parent, total_bytes * 3 // 2, f"building {destination.name}")
     with scratch_beside(destination) as half_precision:
-        write_model(reader, half_precision, planned, changes, wrote)
+        write_model(model, half_precision, planned, changes, wrote)
         report(Progress("quantising"))
         quantize(half_precision, destination, expansion.file_type, default_threads())
 
 
-def _plan(reader: Any, facts: GgufFacts, expansion: Expansion) -> list[PlannedTensor]:
-    width = value_of(reader.fields["llama.embedding_length"])
+def _plan(model: Source, expansion: Expansion) -> list[PlannedTensor]:
+    width = model.number("llama.embedding_length")
     scale = 0.5 / math.sqrt(width)
-    by_layer: dict[int, dict[str, Any]] = {}
+    by_layer: dict[int, dict[str, SourceTensor]] = {}
     planned = []
-    for tensor in reader.tensors:
+    for tensor in model.tensors:
         match = _BLOCK.match(tensor.name)
         if match is None:
-            planned.append(_half(tensor.name, _values_shape(tensor), partial(_values, tensor)))
+            planned.append(_half(tensor.name, tensor.values_shape, tensor.values))
         else:
             by_layer.setdefault(int(match[1]), {})[match[2]] = tensor
-    for number, origin in enumerate(_layer_origins(facts.layer_count, expansion.extra_layers)):
+    for number, origin in enumerate(_layer_origins(model.facts.layer_count, expansion.extra_layers)):
         for suffix, tensor in by_layer[origin or 0].items():
             name = f"blk.{number}.{suffix}"
-            shape = _wider(suffix, _values_shape(tensor), expansion.feed_forward)
+            shape = _wider(suffix, tensor.values_shape, expansion.feed_forward)
             make = (
                 partial(_new_values, name, suffix, shape, scale)
                 if origin is None
@@ -184,9 +183,9 @@ def _wider(suffix: str, shape: tuple[int, ...], feed_forward: int) -> tuple[int,
     return shape
 
 
-def _wider_values(tensor: Any, name: str, shape: tuple[int, ...], scale: float) -> Array:
+def _wider_values(tensor: SourceTensor, name: str, shape: tuple[int, ...], scale: float) -> Array:
     """The old neurons' weights, then random ones in and zero ones out: what the new neurons say is not heard."""
-    old = _values(tensor)
+    old = tensor.values()
     if old.shape == shape:
         return old
     if old.shape[0] < shape[0]:
@@ -209,14 +208,6 @@ def _random(name: str, shape: tuple[int, ...], scale: float) -> Array:
     values: Array = generator.standard_normal(shape, np.float32)
     values *= np.float32(scale)
     return values
-
-
-def _values(tensor: Any) -> Array:
-    return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
-
-
-def _values_shape(tensor: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in reversed(tensor.shape))
 
 
 def _half(name: str, shape: tuple[int, ...], make: Callable[[], Array]) -> PlannedTensor:

@@ -87,7 +87,21 @@ class TensorFacts:
     type: str
     shape: tuple[int, ...]
     """As ggml counts: the length of a row first."""
+    offset: int
+    """From the start of the tensor data."""
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of one file lie, in bytes from its start."""
+
+    facts: GgufFacts
+    pairs: dict[str, tuple[int, int, int]]
+    """Where each metadata pair begins, where its value begins (with its type), and where it ends."""
+    tensors: tuple[TensorFacts, ...]
+    data_start: int
+    alignment: int
 
 
 def read_header(path: Path) -> GgufFacts:
@@ -98,6 +112,12 @@ def read_header(path: Path) -> GgufFacts:
 def read_tensors(path: Path) -> tuple[TensorFacts, ...]:
     """Every tensor of the model, whatever parts it is split into."""
     return tuple(tensor for part in split_paths(path) for tensor in _read(part).tensors)
+
+
+def read_layout(path: Path) -> Layout:
+    """Facts about the file and where its parts lie, for those who copy them."""
+    header = _read(path)
+    return Layout(header.facts(), header.pairs, tuple(header.tensors), header.data_start, header.alignment)
 
 
 def _read(path: Path) -> _Header:
@@ -146,6 +166,7 @@ class _Header:
         self._strings_left = _MAX_STRINGS
         self.values: dict[str, int | float | bool | str] = {}
         self.lengths: dict[str, int] = {}
+        self.pairs: dict[str, tuple[int, int, int]] = {}
         self.parameter_count = 0
         self.weights_by_type: Counter[str] = Counter()
         self.tensors: list[TensorFacts] = []
@@ -153,8 +174,13 @@ class _Header:
         tensor_count, key_count = self._read_preamble()
         for _ in range(key_count):
             self._read_pair()
-        data_end = self._read_tensors(tensor_count)
-        if data_end > self.size_bytes:
+        data_bytes = self._read_tensors(tensor_count)
+        self.alignment = self._number("general.alignment", 32)
+        if self.alignment < 1 or self.alignment & (self.alignment - 1):
+            raise self._damaged(f"its alignment is {self.alignment}")
+        self.data_start = -(-self._position // self.alignment) * self.alignment
+        data_end = self.data_start + data_bytes
+        if data_bytes and data_end > self.size_bytes:
             raise ModelFileError(
                 f"{path} is cut short: its weights need {data_end:,} bytes and the file has {self.size_bytes:,}; "
                 "fetch it again"
@@ -228,7 +254,13 @@ class _Header:
         return tensor_count, key_count
 
     def _read_pair(self) -> None:
+        start = self._position
         key = self._string("a metadata key", _MAX_NAME_BYTES)
+        value_start = self._position
+        self._read_value(key)
+        self.pairs[key] = (start, value_start, self._position)
+
+    def _read_value(self, key: str) -> None:
         kind = self._integer("<I")
         if kind == _STRING:
             length = self._integer("<Q")
@@ -275,7 +307,7 @@ class _Header:
         self._skip(at - self._at)
 
     def _read_tensors(self, count: int) -> int:
-        """Returns where the last tensor's data ends in the file."""
+        """Returns where the last tensor's data ends, from where the data begins."""
         ends = [0]
         for _ in range(count):
             name = self._string("a tensor name", _MAX_NAME_BYTES)
@@ -288,15 +320,9 @@ class _Header:
             offset = self._integer("<Q")
             type_name, size_bytes = self._stored(kind, elements)
             self.parameter_count += elements
-            self.tensors.append(TensorFacts(name, type_name, shape, size_bytes))
+            self.tensors.append(TensorFacts(name, type_name, shape, offset, size_bytes))
             ends.append(offset + size_bytes)
-        if count == 0:
-            return 0
-        alignment = self._number("general.alignment", 32)
-        if alignment < 1 or alignment & (alignment - 1):
-            raise self._damaged(f"its alignment is {alignment}")
-        data_start = -(-self._position // alignment) * alignment
-        return data_start + max(ends)
+        return max(ends)
 
     def _stored(self, kind: int, elements: int) -> tuple[str, int]:
         """How a tensor is stored: the name of its type, and its size."""

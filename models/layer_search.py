@@ -39,6 +39,7 @@ _TEXT_SHARE = 0.25
 _TOKENS_EACH = 96
 _CENTRE = 0.6
 """Where, as a share of the depth, a layer is missed least."""
+_LONGEST_DRAFT = 16
 _KEPT_ENDS = 2
 """First and last layers are never spared: they turn tokens into meaning and back."""
 
@@ -60,6 +61,14 @@ class Measured:
     cost_ratio: float
     """Time of one pass, as a share of one of the target's."""
     size_bytes: int
+
+    @property
+    def best_speedup(self) -> float:
+        """What drafting with this copy alone could reach if verifying a whole draft cost one pass; 1 is no gain."""
+        return max(
+            sum(self.agreement**position for position in range(length + 1)) / (length * self.cost_ratio + 1)
+            for length in range(_LONGEST_DRAFT + 1)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +92,12 @@ def search(
     seconds: float = DEFAULT_SECONDS,
     report: Report = no_report,
     cancel: threading.Event | None = None,
+    drop_count: int | None = None,
 ) -> SearchResult:
-    """Derive the drafter that agrees most with `target` among those as deep as the default one.
+    """Derive the drafter that agrees most with `target` among those that lack `drop_count` layers.
+
+    Layers are chosen one after the other: the one missed least, then the one missed least besides it. None leaves out
+    as many as the copy that would be made without a search.
 
     Raises:
         SettingError, ModelFileError: layers of this target cannot be left out, or mean nothing.
@@ -92,6 +105,10 @@ def search(
     """
     facts = read_header(target)
     _check(target, facts)
+    if drop_count is not None and not 1 <= drop_count <= facts.layer_count - 2 * _KEPT_ENDS:
+        raise SettingError(
+            f"{target.name} can spare from 1 to {facts.layer_count - 2 * _KEPT_ENDS} layers, asked for {drop_count}"
+        )
     deadline = time.monotonic() + seconds
     text = write_text(target, _TOKENS_EACH, _TEXT_SHARE * seconds, report, cancel)
     to_choose, to_report = text[::2], text[1::2]
@@ -99,9 +116,9 @@ def search(
     best: tuple[int, ...] = ()
     is_complete = True
     usual = default_layers(facts.layer_count)
-    for drop_count in range(1, len(usual) + 1):
+    for count in range(1, (drop_count or len(usual)) + 1):
         is_complete = bench.try_each(best, _candidates(facts.layer_count)) and is_complete
-        best = bench.best(drop_count)
+        best = bench.best(count)
     known = all_derived()
     copies = [derive(target, layers, file_type, report, cancel) for layers in (usual, best)]
     report(Progress("measuring the copies", done_share=1.0))
@@ -112,7 +129,7 @@ def search(
         Measured(copy.dropped_layers, share, pass_ms / target_ms, copy.size_bytes)
         for copy, share, pass_ms in zip(copies, shares, copies_ms, strict=True)
     )
-    if before.agreement > after.agreement:
+    if before.agreement > after.agreement and len(usual) == len(best):
         after, copies[1] = before, copies[0]
     made = note_measurement(copies[1], after.agreement, after.cost_ratio)
     for copy in copies:

@@ -14,7 +14,7 @@ from models import layer_search
 from models.agreement import agreement, pass_times_ms, write_text
 from models.derive import default_layers, derive, list_derived, write_copy
 from models.expand import Expansion, expand
-from models.layer_search import search
+from models.layer_search import Measured, search
 from models.progress import Cancelled, Progress
 from tests.models.making import write_tiny_llama
 
@@ -92,17 +92,20 @@ def test_a_stopped_search_leaves_nothing(home: Path, starter: Path, few_trials: 
     assert [name for _, _, files in os.walk(home) for name in files if name != "hashes.json"] == []
 
 
-def test_a_deep_target_spares_two_layers_one_after_the_other(
-    home: Path, starter: Path, few_trials: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layer_search, "default_layers", lambda _: (14, 22))
-    result = search(starter, None, 600)
+def test_two_layers_are_chosen_one_after_the_other(home: Path, starter: Path, few_trials: None) -> None:
+    result = search(starter, None, 600, drop_count=2)
     singles = [trial for trial in result.trials if len(trial.dropped_layers) == 1]
     pairs = [trial for trial in result.trials if len(trial.dropped_layers) == 2]
     best = max(singles, key=lambda trial: trial.agreement).dropped_layers
     assert (len(singles), len(pairs)) == (3, 2)
     assert all(set(best) < set(trial.dropped_layers) for trial in pairs)
     assert len(result.made.dropped_layers) == 2
+
+
+def test_the_gain_is_that_of_the_best_draft_length() -> None:
+    assert Measured((), agreement=1.0, cost_ratio=0.0, size_bytes=0).best_speedup == 17
+    assert Measured((), agreement=0.5, cost_ratio=1.0, size_bytes=0).best_speedup == 1
+    assert Measured((), agreement=0.8, cost_ratio=0.5, size_bytes=0).best_speedup == pytest.approx(1.22)
 
 
 def test_likely_layers_come_first_and_the_ends_are_kept() -> None:
@@ -116,6 +119,9 @@ def test_what_cannot_be_searched_is_refused(home: Path, starter: Path, tmp_path:
     expand(starter, expansion, Expansion(expansion.name, "test", extra_layers=1, feed_forward=1536))
     with pytest.raises(SettingError, match="is an expansion"):
         search(expansion, None)
+    for count in (0, 27):
+        with pytest.raises(SettingError, match="can spare from 1 to 26 layers"):
+            search(starter, None, drop_count=count)
     for name, layers, architecture in [("hybrid", 8, "lfm2"), ("shallow", 4, "llama")]:
         path = write_tiny_llama(tmp_path / f"{name}.gguf", layers, architecture=architecture)
         with pytest.raises(ModelFileError, match="no layers that can be left out"):
