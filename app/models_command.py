@@ -23,6 +23,7 @@ from models.budget import forecast
 from models.catalogue import WHY_Q4_0_ON_CPU, MachineKind, recommended, this_machine
 from models.derive import default_format, derive, derive_default
 from models.gguf_file import read_header
+from models.identity import known_sha256s
 from models.layer_search import DEFAULT_SECONDS, SearchResult, search
 from models.library import STARTER_NAME, InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
 from models.pairing import Verdict, choose_drafters, pairings, suggest
@@ -105,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> None:
     models = list_models()
     if args.json:
-        _print_json([_as_json(model) for model in models])
+        hashes = known_sha256s(model.path for model in models)
+        _print_json([_as_json(model, hashes.get(model.path)) for model in models])
     elif models:
         _print_table(("NAME", "SIZE", "FORMAT", "PARAMETERS", "CONTEXT", "FROM"), map(_row, models))
         for model in models:
@@ -286,7 +288,7 @@ def _row(model: InstalledModel) -> tuple[str, ...]:
     )
 
 
-def _as_json(model: InstalledModel) -> dict[str, object]:
+def _as_json(model: InstalledModel, sha256: str | None) -> dict[str, object]:
     facts = model.facts
     described: dict[str, object] = {
         "name": model.name,
@@ -294,6 +296,7 @@ def _as_json(model: InstalledModel) -> dict[str, object]:
         "origin": model.origin.value,
         "fault": model.fault,
         "derived_from": model.derived_from,
+        "sha256": sha256,
     }
     if facts is not None:
         described |= {

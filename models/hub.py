@@ -22,7 +22,7 @@ from engine.errors import EnvironmentProblem, ModelFileError, SettingError
 from models.folders import models_folder
 from models.gguf_file import is_later_part, read_header, split_paths
 from models.identity import remember
-from models.progress import Report, no_report, stop_if_asked
+from models.progress import Progress, Report, no_report, stop_if_asked
 from models.transfer import TRANSIENT, Patience, RemoteFile, pause, retry_after_s, transfer
 
 PREFERRED_FORMATS = ("Q4_0", "IQ4_NL", "Q4_K_M", "Q4_1", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
@@ -35,6 +35,8 @@ _FORMAT = re.compile(
 )
 _NO_TARGET = re.compile(r"^(mmproj|imatrix|mtp|eagle3?|dflash|dspark)\b|imatrix|mmproj", re.IGNORECASE)
 """Projectors, calibration data and head drafters, which lie beside the models they belong to."""
+_CONNECTION_ATTEMPTS = 2
+"""Without a network at all, the user should hear of it soon."""
 _UNLOADABLE = re.compile(r"Q4_0_[48]_[48]", re.IGNORECASE)
 """Formats that llama.cpp has given up."""
 
@@ -123,6 +125,7 @@ def fetch(
     """
     patience = patience or Patience()
     api = _client()
+    report(Progress(f"asking the hub for {reference}"))
     model = find(reference, cancel, patience)
     folder = models_folder() / Path(*model.repository.split("/"))
     paths = [folder / Path(*PurePosixPath(file.path).parts) for file in model.files]
@@ -162,7 +165,7 @@ def _repository_info(repository: str, cancel: threading.Event | None, patience: 
                 raise
             asked_wait_s = retry_after_s(error.response.headers.get("Retry-After", ""))
         except HTTPError:
-            if fruitless == patience.fruitless_attempts:
+            if fruitless == min(_CONNECTION_ATTEMPTS, patience.fruitless_attempts):
                 raise
         pause(patience.wait_s(asked_wait_s, fruitless), cancel)
     raise AssertionError("the loop ends by returning or raising")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from engine.errors import ModelFileError
@@ -28,6 +30,19 @@ def sha256_of(path: Path, report: Report = no_report, cancel: threading.Event | 
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
     write_json(_index(), _remembered() | {key: [state.st_size, state.st_mtime_ns, digest]})
     return digest
+
+
+def known_sha256s(paths: Iterable[Path]) -> dict[Path, str]:
+    """The hashes that are known already and still true; nothing is read."""
+    remembered = _remembered()
+    known = {}
+    for path in paths:
+        entry = remembered.get(str(path.resolve()))
+        with contextlib.suppress(OSError):
+            state = path.stat()
+            if entry is not None and entry[:2] == [state.st_size, state.st_mtime_ns]:
+                known[path] = str(entry[2])
+    return known
 
 
 def remember(path: Path, sha256: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelFileError
-from models.identity import sha256_of
+from models.identity import known_sha256s, remember, sha256_of
 from models.progress import Cancelled, Progress
 
 
@@ -41,3 +41,15 @@ def test_a_missing_file_and_a_stopped_reading(home: Path, tmp_path: Path) -> Non
     cancel.set()
     with pytest.raises(Cancelled):
         sha256_of(tmp_path / "model.gguf", cancel=cancel)
+
+
+def test_known_hashes_are_told_without_reading(home: Path, tmp_path: Path) -> None:
+    known, unknown, changed, gone = (tmp_path / name for name in ("known", "unknown", "changed", "gone"))
+    for path in (known, unknown, changed, gone):
+        path.write_bytes(b"one")
+    hashes = {path: sha256_of(path) for path in (known, changed, gone)}
+    changed.write_bytes(b"longer")
+    gone.unlink()
+    assert known_sha256s([known, unknown, changed, gone]) == {known: hashes[known]}
+    remember(unknown, "noted")
+    assert sha256_of(unknown) == "noted"
