@@ -1,8 +1,8 @@
 """Which layers a target can spare: tried one after the other, and the copy that agrees most is kept.
 
 Layers in the middle are tried first, since they are missed least in most models, so that a search that runs out of time
-has tried the likely ones. Copies are tried in the target's own format; the one that is kept is made in the format
-asked for and measured as it is, on text that took no part in the choice.
+has tried the likely ones. Copies are tried in the format asked for: the target is brought into it once, and layers are
+left out of that. The copy that is kept is measured on text that took no part in the choice.
 """
 
 from __future__ import annotations
@@ -112,13 +112,14 @@ def search(
     deadline = time.monotonic() + seconds
     text = write_text(target, _TOKENS_EACH, _TEXT_SHARE * seconds, report, cancel)
     to_choose, to_report = text[::2], text[1::2]
-    bench = _Bench(target, to_choose, seconds, deadline, report, cancel)
     best: tuple[int, ...] = ()
     is_complete = True
     usual = default_layers(facts.layer_count)
-    for count in range(1, (drop_count or len(usual)) + 1):
-        is_complete = bench.try_each(best, _candidates(facts.layer_count)) and is_complete
-        best = bench.best(count)
+    with _in_format(target, file_type, report, cancel) as whole:
+        bench = _Bench(whole, to_choose, seconds, deadline, report, cancel)
+        for count in range(1, (drop_count or len(usual)) + 1):
+            is_complete = bench.try_each(best, _candidates(facts.layer_count)) and is_complete
+            best = bench.best(count)
     known = all_derived()
     copies = [derive(target, layers, file_type, report, cancel) for layers in (usual, best)]
     report(Progress("measuring the copies", done_share=1.0))
@@ -143,7 +144,7 @@ class _Bench:
 
     def __init__(
         self,
-        target: Path,
+        whole: Path,
         text: tuple[Answer, ...],
         seconds: float,
         deadline: float,
@@ -151,7 +152,7 @@ class _Bench:
         cancel: threading.Event | None,
     ) -> None:
         self.trials: list[Trial] = []
-        self._target = target
+        self._whole = whole
         self._text = text
         self._seconds = seconds
         self._deadline = deadline
@@ -178,7 +179,7 @@ class _Bench:
         return max(trials, key=lambda trial: trial.agreement).dropped_layers if trials else ()
 
     def _try(self, dropped: tuple[int, ...]) -> None:
-        with _trial_copy(self._target, dropped, self._cancel) as copy:
+        with _trial_copy(self._whole, dropped, self._cancel) as copy:
             share_agreed = agreement(copy, self._text, self._cancel).share
         self.trials.append(Trial(dropped, share_agreed))
         share = 1 - max(0.0, self._deadline - time.monotonic()) / max(self._seconds, 1e-9)
@@ -190,10 +191,23 @@ class _Bench:
 
 
 @contextlib.contextmanager
-def _trial_copy(target: Path, dropped: tuple[int, ...], cancel: threading.Event | None) -> Iterator[Path]:
+def _in_format(
+    target: Path, file_type: LlamaFileType | None, report: Report, cancel: threading.Event | None
+) -> Iterator[Path]:
+    """The target with all its layers in the format of the copies, for as long as the search lasts."""
+    if file_type is None:
+        yield target
+        return
+    with scratch_beside(derived_folder() / "whole.gguf") as path:
+        write_copy(target, path, (), file_type, report, cancel)
+        yield path
+
+
+@contextlib.contextmanager
+def _trial_copy(whole: Path, dropped: tuple[int, ...], cancel: threading.Event | None) -> Iterator[Path]:
     """A copy that vanishes when it has been tried."""
     with scratch_beside(derived_folder() / "trial.gguf") as path:
-        write_copy(target, path, dropped, None, no_report, cancel)
+        write_copy(whole, path, dropped, None, no_report, cancel)
         yield path
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from gguf.constants import LlamaFileType
 
 from engine.errors import ModelFileError, SettingError
 from models import agreement as agreement_module
 from models import layer_search
-from models.agreement import agreement, pass_times_ms, write_text
+from models.agreement import Agreement, Answer, agreement, pass_times_ms, write_text
 from models.derive import default_layers, derive, list_derived, write_copy
 from models.expand import Expansion, expand
+from models.gguf_file import read_header
 from models.layer_search import Measured, search
 from models.progress import Cancelled, Progress
 from tests.models.making import write_tiny_llama
@@ -70,6 +73,22 @@ def test_the_search_keeps_the_copy_that_agrees_most(home: Path, starter: Path, f
     assert list_derived(starter) == (result.made,)
     assert sum("agreement, best" in reading.phase for reading in readings) == 3
     assert list(home.rglob("*.part")) == []
+
+
+def test_copies_are_tried_in_the_format_asked_for(
+    home: Path, starter: Path, few_trials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def noted(path: Path, text: Sequence[Answer], cancel: threading.Event | None = None) -> Agreement:
+        tried.append(read_header(path).quantisation)
+        return agreement(path, text, cancel)
+
+    monkeypatch.setattr(layer_search, "agreement", noted)
+    result = search(starter, LlamaFileType.MOSTLY_Q8_0, 600)
+    assert tried == ["Q8_0"] * 5 + ["Q4_1"]
+    assert result.made.quantisation == "Q8_0"
+    assert sorted(path.suffix for path in home.rglob("*") if path.is_file()) == [".gguf", ".json", ".json"]
 
 
 def test_a_search_out_of_time_keeps_what_it_has(home: Path, starter: Path, few_trials: None) -> None:
