@@ -60,6 +60,10 @@ class AnswerControls:
     def all(self) -> set[Any]:
         return {getattr(self, field.name) for field in fields(self)}
 
+    def said_before(self, values: Mapping[Any, Any]) -> str:
+        """The system prompt."""
+        return values[self.system_prompt] or ""
+
     def settings(self, values: Mapping[Any, Any]) -> GenerationSettings:
         """What the controls say.
 
@@ -132,8 +136,8 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
     with gr.Accordion("Sampling", open=False, elem_id="sampling-section"):
         temperature = gr.Slider(0, 2, value=sampling.temperature, step=0.05, label="Temperature", elem_id="temperature")
         with gr.Row():
-            max_tokens = _whole_number(defaults.max_tokens, "Max tokens", "Until it is done", "max-tokens")
-            seed = _whole_number(sampling.seed, "Seed", "A new one each time", "seed")
+            max_tokens = _whole_number(defaults.max_tokens, "Max tokens", "no limit", "max-tokens")
+            seed = _whole_number(sampling.seed, "Seed", "random", "seed")
             top_k = _whole_number(sampling.top_k, "Top-k (0: off)", "0", "top-k")
         top_p = gr.Slider(0.01, 1, value=sampling.top_p, step=0.01, label="Top-p", elem_id="top-p")
         min_p = gr.Slider(0, 0.99, value=sampling.min_p, step=0.01, label="Min-p", elem_id="min-p")

@@ -6,6 +6,7 @@ and ends with everything it started when it is interrupted.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -137,7 +138,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _AnnouncingServer(uvicorn.Server):
-    """Says when it is ready, and lets streams end before it waits for them."""
+    """Says when it is ready, and ends what pages are waiting for before it waits for the pages."""
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None], service: Service) -> None:
         super().__init__(config)
@@ -148,3 +149,7 @@ class _AnnouncingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.to_thread(self._service.close)
+        await super().shutdown(sockets)

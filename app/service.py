@@ -52,7 +52,7 @@ class Service:
 
     @property
     def last_load(self) -> Load | None:
-        """The latest load that was asked for, whatever became of it."""
+        """The latest load that was asked for; None once it is over and somebody has asked a question since."""
         return self._load
 
     @property
@@ -96,6 +96,8 @@ class Service:
             turn = self.conversations.add_turn(conversation_id, question, system_prompt)
             if turn is None:
                 raise NotReady("this conversation is no longer there; start a new chat")
+            if self._load is not None and self._load.is_over:
+                self._load = None  # whatever became of it has been seen
             run = Run(conversation_id, turn, settings, self._clock, self._grace_s)
             self._runs[conversation_id] = run
             self._enqueue(run)
@@ -128,7 +130,7 @@ class Service:
             self._runs.pop(conversation_id, None)
 
     def close(self) -> None:
-        """End everything and free the set."""
+        """End everything and free the set. Safe to call twice."""
         with self._wake:
             self._is_closed = True
             jobs = [*self._queue, self._current]

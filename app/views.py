@@ -30,6 +30,7 @@ their guess in one pass: the words are its own, only sooner.</p>
 </div>
 """
 
+ENDED = '<p class="q-loaded"><b>Quorum has ended.</b> <span>Start it again and reload this page.</span></p>'
 KEYS_HINT = "Enter sends · Shift + Enter starts a new line · Esc stops"
 
 
@@ -65,6 +66,15 @@ def progress_of(running: RunSnapshot, ahead: Sequence[Job]) -> str:
     return f"Reading the prompt: {prefill.done_tokens} of {prefill.total_tokens} tokens" if prefill else "Reading"
 
 
+def hint(is_loaded: bool, is_loading: bool) -> str:
+    """What to know before writing."""
+    if is_loaded:
+        return KEYS_HINT
+    if is_loading:
+        return "You can write already; it is answered as soon as the model is loaded."
+    return "No model is loaded, so nothing can be answered; choose one under Model and drafters."
+
+
 def status(facts: LoadedFacts | None, load: LoadSnapshot | None) -> str:
     """What is loaded, how far loading has come, or why there is nothing."""
     parts: list[str] = []
@@ -77,8 +87,8 @@ def status(facts: LoadedFacts | None, load: LoadSnapshot | None) -> str:
             f'<p class="q-phase">{escape(load.phase)} <b>{percent} %</b></p>'
         )
     if load is not None and load.state is JobState.FAILED:
-        kept = f" {facts.name} stays loaded." if facts else ""
-        parts.append(alert(f"{load.error}{kept}"))
+        kept = f". {facts.name} stays loaded." if facts else ""
+        parts.append(alert(load.error.rstrip(".") + kept))
     if facts is not None:
         drafters = ", ".join(facts.drafters) or "no drafters"
         parts.append(
@@ -186,7 +196,8 @@ def _drafter_table(drafters: Sequence[DrafterReport]) -> str:
 
 def _drafter_row(drafter: DrafterReport, share: float) -> str:
     state = "active" if drafter.is_active else "rested"
-    reason = drafter.note or ("" if drafter.is_active else "it does not pay for itself now")
+    resting = "it does not pay for itself now" if drafter.cost_ms else "no match just now"
+    reason = drafter.note or ("" if drafter.is_active else resting)
     cost = f"{drafter.cost_ms:.1f} ms" if drafter.cost_ms else "free"
     return (
         f'<tr data-state="{state}"><th scope="row" title="{escape(drafter.name)}"><span>{escape(drafter.name)}</span>'
