@@ -79,7 +79,8 @@ class Help:
         for line in [*text.splitlines(), "-"]:
             if line.startswith("-"):
                 self._blocks.update(dict.fromkeys(names, block))
-                names = re.findall(r"(?<!\S)--?[\w-]+(?=[\s,]|$)", re.split(r"\s{3,}", line)[0])
+                spelled = re.match(r"(--?[\w-]+,\s*)*--?[\w-]+", line)
+                names = re.split(r",\s*", spelled[0]) if spelled else []
                 block = ""
             block += line + "\n"
 

@@ -30,13 +30,15 @@ def write_plot(path: Path, summary: Summary) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Plain decoding is the line at 1, and drafts nothing.
+    drawn = tuple(config for config in summary.configs if not config.is_baseline)
     # Straight on the Agg canvas: no window system, and nothing kept in pyplot.
     figure = Figure(figsize=(13, 9), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-    _draw_speed(figure.add_subplot(grid[0, :]), summary.configs)
-    _draw_acceptance(figure.add_subplot(grid[1, 0]), summary.configs)
-    _draw_lengths(figure.add_subplot(grid[1, 1]), summary.configs)
+    _draw_speed(figure.add_subplot(grid[0, :]), drawn)
+    _draw_acceptance(figure.add_subplot(grid[1, 0]), drawn)
+    _draw_lengths(figure.add_subplot(grid[1, 1]), drawn)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=130)
 
@@ -76,6 +78,7 @@ def _draw_acceptance(axes, configs: tuple[ConfigSummary, ...]) -> None:  # type:
         if shares:
             axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=config.config)
     axes.set_ylim(0, 1)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("share of verify passes")
     axes.set_title("Accepted, by position")
@@ -86,10 +89,11 @@ def _draw_acceptance(axes, configs: tuple[ConfigSummary, ...]) -> None:  # type:
 def _draw_lengths(axes, configs: tuple[ConfigSummary, ...]) -> None:  # type: ignore[no-untyped-def]
     for config in configs:
         total = sum(config.lengths.values())
-        if total and config.acceptance_by_position:
+        if total:
             lengths = [int(length) for length in config.lengths]
             shares = [count / total for count in config.lengths.values()]
             axes.plot(lengths, shares, drawstyle="steps-mid", label=config.config)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("draft tokens sent to the target (0: plain)")
     axes.set_ylabel("share of passes")
     axes.set_title("Length chosen")

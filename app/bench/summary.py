@@ -51,6 +51,7 @@ class ConfigSummary:
     """What the rows of one configuration say, loops left out."""
 
     config: str
+    is_baseline: bool
     ratio: Figures | None
     """Decoding speed against plain; None when no row could be compared."""
     total_ratio: Figures | None
@@ -195,6 +196,7 @@ def _summarise_config(
     python_ms = [row.python_ms_per_pass for row in rows if row.python_ms_per_pass is not None]
     return ConfigSummary(
         config=name,
+        is_baseline=any(row.config == name for row in plain.values()),
         ratio=figures(_by_prompt(rows, lambda row: row.ratio_to_plain), seed),
         total_ratio=figures(_by_prompt(rows, total_ratio), seed),
         first_token_ratio=figures(_by_prompt(rows, first_token_ratio), seed),
