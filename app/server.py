@@ -29,7 +29,7 @@ SHUTDOWN_S = 2
 
 def create_app(service: Service, base: SetChoice, generation: GenerationSettings, host: str, port: int) -> FastAPI:
     """The application: a health route and the page; other routes can be added before it serves."""
-    # Gradio reads these when it is imported; it must neither report to anyone nor keep what was asked.
+    # Gradio reads these: it must neither report to anyone nor keep what was asked.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_RUN_HISTORY"] = "False"
     import gradio as gr
@@ -51,7 +51,6 @@ def create_app(service: Service, base: SetChoice, generation: GenerationSettings
         server_name=host,
         server_port=port,
         footer_links=[],
-        run_history=False,
         show_error=True,
         ssr_mode=False,
         enable_monitoring=False,
