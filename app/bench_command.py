@@ -21,7 +21,8 @@ from app.bench.prompts import SHIPPED_PROMPTS, Half, Prompt, choose_prompts, rea
 from app.bench.row import Row, compare, hash_text, row_document
 from app.bench.summary import Summary, summarise
 from app.bench.table import render, rows_csv
-from app.options import set_config, speculation
+from app.choices import preparation
+from app.options import set_choice, speculation
 from app.terminal import ProgressLine, interrupt_event
 from engine.config import Exactness, Sampling, SetConfig
 from engine.errors import EnvironmentProblem, SettingError
@@ -166,8 +167,7 @@ def _plan(
     prompts = choose_prompts(known, half, categories, args.limit_per_category)
     sampling = Sampling(temperature=args.temperature, seed=args.seed)
     peer = None if args.peer is None else _peer(args.peer)
-    starter = None if args.target is not None else fetch_starter(progress.show_bytes, cancel)
-    config = set_config(args, starter)
+    config = preparation(set_choice(args))(progress.show, cancel)
     named = [name for configuration in configurations for name in configuration.drafters or ()]
     return Plan(
         set_config=config,

@@ -10,7 +10,8 @@ import sys
 import threading
 from typing import Any
 
-from app.options import add_sampling_options, generation_settings, set_config
+from app.choices import preparation
+from app.options import add_sampling_options, generation_settings, set_choice
 from app.terminal import ProgressLine, interrupt_event
 from engine.errors import PromptError
 from engine.loader import LoadedSet
@@ -18,7 +19,6 @@ from engine.runtime.model import LoadCancelled
 from engine.runtime.template import Message
 from engine.session import Session
 from engine.types import Finished, FinishReason, Metrics, PrefillProgress, StepDone
-from models.starter import fetch_starter
 
 EXIT_INTERRUPTED = 130
 
@@ -50,15 +50,8 @@ def run(args: argparse.Namespace) -> int:
     progress = ProgressLine()
     with interrupt_event() as cancel, contextlib.ExitStack() as resources:
         try:
-            default_target = None
-            if args.target is None:
-                default_target = fetch_starter(
-                    lambda step: progress.show(
-                        step.phase, step.done_bytes / step.total_bytes if step.total_bytes else 0
-                    ),
-                    cancel,
-                )
-            loaded = LoadedSet.load(set_config(args, default_target), progress.show, cancel)
+            config = preparation(set_choice(args))(progress.show, cancel)
+            loaded = LoadedSet.load(config, progress.show, cancel)
         except LoadCancelled:
             progress.clear()
             return EXIT_INTERRUPTED

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from app import bench_command, chat_command, doctor_command, models_command
-from app.options import common_options, set_config, speculation
+from app.options import common_options, set_choice, speculation
 from engine.config import GenerationSettings
 from engine.errors import QuorumError
 
@@ -58,7 +58,7 @@ def _serve(args: argparse.Namespace) -> int:
     from app.server import serve
 
     serve(
-        config=None if args.target is None else set_config(args, None),
+        choice=set_choice(args),
         generation=GenerationSettings(speculation=speculation(args)),
         host="127.0.0.1",
         port=args.port or DEFAULT_PORT,

@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 
-from app.options import set_config
+from app.choices import SetChoice, preparation
+from app.options import set_choice
 from app.terminal import ProgressLine, interrupt_event
 from engine.config import default_threads
 from engine.exactness import ExactnessReport, probe
@@ -33,9 +34,8 @@ def add_parser(
 def run(args: argparse.Namespace) -> int:
     """Print the report and return the exit code."""
     report = machine_document()
-    default_target = starter.starter_path() if starter.is_present() else None
-    if args.target is not None or default_target is not None:
-        report["model"] = _model_document(args, default_target)
+    if args.target is not None or starter.is_present():
+        report["model"] = _model_document(dataclasses.replace(set_choice(args), drafters=()))
     if args.json:
         print(json.dumps(report, indent=1))
     else:
@@ -62,11 +62,10 @@ def machine_document() -> dict[str, Any]:
     }
 
 
-def _model_document(args: argparse.Namespace, default_target: Any) -> dict[str, Any]:
-    args.drafters = args.drafters or ""
-    config = set_config(args, default_target)
+def _model_document(choice: SetChoice) -> dict[str, Any]:
     progress = ProgressLine()
     with interrupt_event() as cancel:
+        config = preparation(choice)(progress.show, cancel)
         loaded = LoadedSet.load(config, progress.show, cancel)
         try:
             report = probe(

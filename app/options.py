@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.choices import SetChoice
 from engine.config import (
     Exactness,
     GenerationSettings,
@@ -13,17 +13,13 @@ from engine.config import (
     ModelPlacement,
     Policy,
     Sampling,
-    SetConfig,
     Speculation,
     VoteMode,
     WeightRule,
     default_threads,
 )
-from engine.errors import SettingError
 from engine.loader import FREE_DRAFTERS
-from models.folders import cache_folder
-from models.library import resolve
-from models.pairing import choose_drafters
+from models.library import STARTER_NAME, resolve
 
 DEFAULT_CONTEXT_TOKENS = 4096
 
@@ -66,33 +62,24 @@ def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
     return parser
 
 
-def set_config(args: argparse.Namespace, default_target: Path | None) -> SetConfig:
-    """The set to load.
+def set_choice(args: argparse.Namespace) -> SetChoice:
+    """The set the options name.
 
     Raises:
         QuorumError: a value is out of range or names nothing.
     """
-    if args.target is not None:
-        target = resolve(args.target)
-    elif default_target is not None:
-        target = default_target
-    else:
-        raise SettingError("no target is chosen; name one with --target")
-    context_tokens = DEFAULT_CONTEXT_TOKENS if args.ctx is None else args.ctx
-    if args.drafters is None:
-        drafters = choose_drafters(target, context_tokens or DEFAULT_CONTEXT_TOKENS)
-    else:
+    drafters = None
+    if args.drafters is not None:
         drafters = tuple(_drafter(name.strip()) for name in args.drafters.split(",") if name.strip())
-    return SetConfig(
-        target=target,
+    return SetChoice(
+        target=STARTER_NAME if args.target is None else str(resolve(args.target)),
         drafters=drafters,
-        context_tokens=context_tokens,
+        context_tokens=DEFAULT_CONTEXT_TOKENS if args.ctx is None else args.ctx,
         placement=ModelPlacement(
             threads=default_threads() if args.threads is None else args.threads,
             gpu_layers=-1 if args.gpu_layers is None else args.gpu_layers,
         ),
         exactness=Exactness(args.exactness or Exactness.EXACT.value),
-        cost_file=cache_folder() / "costs.json",
     )
 
 

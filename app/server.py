@@ -20,7 +20,7 @@ from app.choices import SetChoice, preparation
 from app.conversations import Conversations
 from app.guard import Guard
 from app.service import Service
-from engine.config import GenerationSettings, SetConfig
+from engine.config import GenerationSettings
 from engine.errors import EnvironmentProblem
 
 PORTS_TRIED = 20
@@ -66,7 +66,7 @@ def create_app(service: Service, base: SetChoice, generation: GenerationSettings
 
 def serve(
     *,
-    config: SetConfig | None,
+    choice: SetChoice,
     generation: GenerationSettings,
     host: str,
     port: int,
@@ -75,7 +75,7 @@ def serve(
     """Serve the page until interrupted.
 
     Args:
-        config: The set to load first; None is the starter, fetched when it is not there, with what fits it.
+        choice: The set to load first; the starter is fetched when it is not there.
         generation: Where the controls of the page stand at first.
         host: The address to listen on.
         port: The port to listen on; the next free one is taken when it is in use.
@@ -91,19 +91,14 @@ def serve(
     url = f"http://{f'[{host}]' if ':' in host else host}:{actual_port}"
     service = Service(Conversations())
     try:
-        base = SetChoice()
-        if config is not None:
-            base = SetChoice(
-                str(config.target), config.drafters, config.context_tokens, config.placement, config.exactness
-            )
-        service.load(preparation(base) if config is None else lambda _report, _cancel: config)
+        service.load(preparation(choice))
 
         def announce() -> None:
             print(f"Quorum is ready at {url} (Ctrl-C ends it)", flush=True)
             if opens_browser:
                 threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-        app = create_app(service, base, generation, host, actual_port)
+        app = create_app(service, choice, generation, host, actual_port)
         settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S, ws="none")
         _AnnouncingServer(settings, announce, service).run(sockets=[listener])
     finally:

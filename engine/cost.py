@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.runtime.context import Context, Run
+from engine.runtime.model import LoadCancelled
 
 CALIBRATED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 CALIBRATION_ROUNDS = 2
+CALIBRATION_BUDGET_S = 8.0
 DOUBT_ROUNDS = 3
 DOUBT_FACTOR = 1.6
 """Kernels make 3 tokens cost up to 1.4 times what 4 do; more than this is noise and is measured again."""
@@ -188,10 +191,19 @@ def _stored_mean(value: Any) -> Mean:
     return mean
 
 
-def calibrate(cost: CostModel, context: Context, progress: CalibrationProgress | None = None) -> None:
+def calibrate(
+    cost: CostModel,
+    context: Context,
+    progress: CalibrationProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> None:
     """Time target passes of the calibrated sizes on an empty sequence; seconds at most.
 
-    The fastest of the rounds counts: whatever else ran on the machine can only have slowed a pass down.
+    The fastest of the rounds counts: whatever else ran on the machine can only have slowed a pass down. On a machine so
+    busy that one round takes the whole budget, one round it is; real passes refine it.
+
+    Raises:
+        LoadCancelled: `cancel` was set; nothing was learnt.
     """
     token = max(context.model.vocabulary.bos, 1)
     sequence = context.allocate()
@@ -199,22 +211,28 @@ def calibrate(cost: CostModel, context: Context, progress: CalibrationProgress |
     done = 0
 
     def measure(size: int) -> None:
+        if cancel is not None and cancel.is_set():
+            raise LoadCancelled("the measurement of this machine was cancelled")
         context.truncate(sequence, 0)
         started = cost.clock()
         context.decode([Run(sequence, [token] * size, size)])
         elapsed_ms = (cost.clock() - started) * 1e3
         fastest[size] = min(fastest.get(size, elapsed_ms), elapsed_ms)
 
+    def is_time_left() -> bool:
+        return cost.clock() - began < CALIBRATION_BUDGET_S
+
+    began = cost.clock()
     try:
         context.decode([Run(sequence, [token] * 4, 1)])
-        for _ in range(CALIBRATION_ROUNDS):
-            for size in CALIBRATED_SIZES:
+        for number in range(CALIBRATION_ROUNDS):
+            for size in CALIBRATED_SIZES if number == 0 or is_time_left() else ():
                 measure(size)
                 done += 1
                 if progress is not None:
                     progress(done, CALIBRATION_ROUNDS * len(CALIBRATED_SIZES))
         for _ in range(DOUBT_ROUNDS):
-            for size in _doubtful(fastest):
+            for size in _doubtful(fastest) if is_time_left() else ():
                 measure(size)
     finally:
         context.free(sequence)

@@ -105,7 +105,7 @@ class LoadedSet:
             key = _cost_key(config, context)
             cost = store.load(key) or CostModel()
             if not cost.is_calibrated:
-                calibrate(cost, context, lambda done, total: report("Measuring this machine", done / total))
+                calibrate(cost, context, lambda done, total: report("Measuring this machine", done / total), cancel)
                 store.save(key, cost)
             panel = Panel(drafters)
             learning = _learning(config, cost, panel)

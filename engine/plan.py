@@ -253,10 +253,12 @@ class AutoPlanner(Planner):
 
     def _reason(self, names: Sequence[str], *, is_probe: bool) -> str:
         if is_probe:
-            return f"trying {', '.join(names)} again"
+            return f"on trial: {', '.join(names)}"
         if names:
-            return f"{', '.join(names)} bring the most tokens per second"
-        return "model drafters cost more than they save here"
+            return f"most tokens per second: {', '.join(names)}"
+        if len(self._choices) == 1:
+            return "only text look-up drafts: no draft model is loaded"
+        return "only text look-up drafts: draft models cost more than they save here"
 
 
 def _choices(names: Sequence[str], look_ahead: LookAhead) -> list[Choice]:

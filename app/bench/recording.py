@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.bench.prompts import Prompt
-
 from engine.config import GenerationSettings, KvType, Policy, PolicyKind, Sampling, Speculation
 from engine.drafters.model import predict
 from engine.loader import LoadedSet
