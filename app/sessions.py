@@ -1,15 +1,18 @@
 """One engine session per conversation, a few at a time, so that a follow-up question finds its cache warm.
 
 All sessions share the cells of one cache. The pool closes those that were used longest ago, when there are too many
-and when the conversation at hand needs their room. Only the worker touches it.
+and when the conversation at hand needs their room. What a closed session knew of its conversation's tokens is kept, so
+that a later one never tokenises an answer anew. Only the worker touches it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from engine.loader import LoadedSet
 from engine.session import Session
+from engine.transcript import Piece
 
 MOST_SESSIONS = 4
 
@@ -17,16 +20,22 @@ MOST_SESSIONS = 4
 class SessionPool:
     """Owns the sessions of a loaded set."""
 
-    def __init__(self, loaded: LoadedSet) -> None:
+    def __init__(self, loaded: LoadedSet, remembered: Mapping[str, tuple[Piece, ...]]) -> None:
+        """Args:
+        loaded: The set that answers.
+        remembered: What an earlier pool on the same target has left.
+        """
         self._loaded = loaded
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self.remembered = dict(remembered)
+        """Tokens of the conversations whose sessions were closed."""
 
     def session(self, conversation_id: str) -> Session:
         """The conversation's session, made when there is none."""
         if conversation_id not in self._sessions:
             while len(self._sessions) >= MOST_SESSIONS:
                 self._close_oldest()
-            self._sessions[conversation_id] = Session(self._loaded)
+            self._sessions[conversation_id] = Session(self._loaded, self.remembered.pop(conversation_id, ()))
         self._sessions.move_to_end(conversation_id)
         session = self._sessions[conversation_id]
         self.make_room(len(session.tokens))
@@ -39,6 +48,8 @@ class SessionPool:
             self._close_oldest()
 
     def drop(self, conversation_id: str) -> None:
+        """Close a conversation's session and forget what it knew."""
+        self.remembered.pop(conversation_id, None)
         if conversation_id in self._sessions:
             self._sessions.pop(conversation_id).close()
 
@@ -60,5 +71,6 @@ class SessionPool:
         return sum(len(session.tokens) for session in list(self._sessions.values())[:-1])
 
     def _close_oldest(self) -> None:
-        _, session = self._sessions.popitem(last=False)
+        conversation_id, session = self._sessions.popitem(last=False)
+        self.remembered[conversation_id] = session.remembered
         session.close()

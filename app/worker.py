@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from engine.errors import IncompatibleDrafter, QuorumError
 from engine.loader import FREE_DRAFTERS, LoadedSet
 from engine.runtime.model import LoadCancelled
 from engine.runtime.template import Message
+from engine.transcript import Piece
 from engine.types import FinishReason, PrefillProgress
 from models.gguf_file import read_header
 from models.pairing import explain
@@ -44,6 +46,8 @@ class Worker:
         self._conversations = conversations
         self._loaded: LoadedSet | None = None
         self._sessions: SessionPool | None = None
+        self._remembered: tuple[Path | None, Mapping[str, tuple[Piece, ...]]] = (None, {})
+        """A target, and the tokens it knew of conversations when its set was closed."""
         self._has_learnt = False
         self.facts: LoadedFacts | None = None
         """What is loaded; may be read from any thread."""
@@ -101,8 +105,9 @@ class Worker:
     def close(self) -> None:
         """Free sessions and set."""
         self.facts = None
-        if self._sessions is not None:
+        if self._loaded is not None and self._sessions is not None:
             self._sessions.close()
+            self._remembered = (self._loaded.config.target, self._sessions.remembered)
             self._sessions = None
         if self._loaded is not None:
             self._loaded.close()
@@ -110,7 +115,8 @@ class Worker:
 
     def _open(self, config: SetConfig, report: PhaseReport, cancel: threading.Event | None) -> None:
         self._loaded = LoadedSet.load(config, report, cancel)
-        self._sessions = SessionPool(self._loaded)
+        target, remembered = self._remembered
+        self._sessions = SessionPool(self._loaded, remembered if target == config.target else {})
         self.facts = LoadedFacts(config, self._loaded.context.context_tokens, self._loaded.panel.names)
 
     def _go_back(self, config: SetConfig, report: PhaseReport, error: Exception) -> None:

@@ -20,7 +20,7 @@ from engine.runtime.context import PassCancelled, Run
 from engine.runtime.sampler import Sampler
 from engine.runtime.template import Message
 from engine.text import TextStream
-from engine.transcript import Transcript
+from engine.transcript import Piece, Transcript
 from engine.types import (
     Finished,
     FinishReason,
@@ -36,13 +36,22 @@ from engine.types import (
 class Session:
     """One conversation. Used and closed by the thread that loaded the set; one generation at a time."""
 
-    def __init__(self, loaded: LoadedSet) -> None:
+    def __init__(self, loaded: LoadedSet, remembered: Sequence[Piece] = ()) -> None:
+        """Args:
+        loaded: The set that answers.
+        remembered: What an earlier session of the same conversation, on the same target, knew of its tokens.
+        """
         self._set = loaded
         self._context = loaded.context
         self._sequence = loaded.context.allocate()
         self._tokens: list[int] = []
         """Committed tokens; the target's cache holds a prefix of them."""
-        self._transcript = Transcript(self._tokenize)
+        self._transcript = Transcript(self._tokenize, remembered)
+
+    @property
+    def remembered(self) -> tuple[Piece, ...]:
+        """Which tokens stand for which text so far; outlives the session."""
+        return self._transcript.pieces
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -18,12 +18,18 @@ class Piece:
 class Transcript:
     """The pieces of the conversation last rendered, in order."""
 
-    def __init__(self, tokenize: Callable[[str, bool], list[int]]) -> None:
+    def __init__(self, tokenize: Callable[[str, bool], list[int]], pieces: Sequence[Piece] = ()) -> None:
         """Args:
         tokenize: Text to tokens; the flag says whether the text begins the sequence.
+        pieces: Of an earlier transcript that this one continues.
         """
         self._tokenize = tokenize
-        self._pieces: list[Piece] = []
+        self._pieces = list(pieces)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What another transcript with the same vocabulary needs to continue this one."""
+        return tuple(self._pieces)
 
     def encode(self, rendered: str) -> list[int]:
         """Tokens of a rendered conversation; parts that were seen before keep the tokens they had."""

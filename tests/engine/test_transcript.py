@@ -71,3 +71,12 @@ def test_an_empty_answer_leaves_no_trace() -> None:
     transcript, _ = answered("")
     rendered = "U:hi\nA:\nU:more\nA:"
     assert transcript.encode(rendered) == list(map(ord, rendered))
+
+
+def test_another_transcript_continues_where_one_left_off() -> None:
+    transcript, _ = answered()
+    tokenizer = Tokenizer()
+    later = Transcript(tokenizer, transcript.pieces)
+    tokens = later.encode("U:hi\nA:Hello!\nU:more\nA:")
+    assert tokens == [*map(ord, "U:hi\nA:"), *ANSWER_IDS, *map(ord, "\nU:more\nA:")]
+    assert tokenizer.asked == [("\nU:more\nA:", False)]

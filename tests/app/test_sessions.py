@@ -1,0 +1,50 @@
+"""The pool on the real starter: what a closed session knew is known to the next one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from app.sessions import MOST_SESSIONS, SessionPool
+from engine.config import SetConfig
+from engine.loader import LoadedSet
+from engine.runtime.template import Message
+from engine.types import Finished
+from tests.app.conftest import settings
+
+
+@pytest.fixture
+def loaded_set(set_config: SetConfig) -> Iterator[LoadedSet]:
+    loaded = LoadedSet.load(set_config)
+    yield loaded
+    loaded.close()
+
+
+def answer(pool: SessionPool, conversation_id: str) -> Finished:
+    *_, last = pool.session(conversation_id).chat([Message("user", "Hi!")], settings(6), threading.Event())
+    assert isinstance(last, Finished)
+    return last
+
+
+def test_an_answers_tokens_outlive_its_session_and_its_pool(loaded_set: LoadedSet) -> None:
+    pool = SessionPool(loaded_set, {})
+    token_ids = answer(pool, "first").token_ids
+    for number in range(MOST_SESSIONS):
+        answer(pool, f"other {number}")
+    assert "first" not in pool.conversation_ids
+    assert pool.session("first").remembered[-1].tokens == token_ids
+    pool.close()
+    later = SessionPool(loaded_set, pool.remembered)
+    assert later.session("first").remembered[-1].tokens == token_ids
+    later.close()
+
+
+def test_a_dropped_conversation_is_forgotten(loaded_set: LoadedSet) -> None:
+    pool = SessionPool(loaded_set, {})
+    answer(pool, "first")
+    pool.drop("first")
+    assert pool.remembered == {}
+    assert pool.session("first").remembered == ()
+    pool.close()
