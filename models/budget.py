@@ -9,7 +9,7 @@ system gives up the mapped originals of copied weights without harm.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -121,6 +121,27 @@ def forecast(config: SetConfig, free_bytes: int | None = None, free_gpu_bytes: i
     )
     result = Forecast(needs, context_tokens, free_bytes, free_gpu_bytes)
     return result if result.fits else _with_advice(result)
+
+
+def choose_gpu_layers(config: SetConfig, free_gpu_bytes: int | None = None) -> int:
+    """The most layers of each model that find room on the GPU together; -1 when all do, or when there is no GPU.
+
+    Drafters have fewer layers than their target, so that a number which splits the target has them whole on the GPU.
+    """
+    if not has_gpu():
+        return -1
+    if free_gpu_bytes is None:
+        free_gpu_bytes = _free_gpu_bytes()
+    everything = replace(config, placement=replace(config.placement, gpu_layers=-1))
+    needs = forecast(everything, free_gpu_bytes=free_gpu_bytes).needs
+    depths = [max(1, read_header(need.path).layer_count) for need in needs]
+
+    def gpu_bytes(layers: int) -> float:
+        return sum(need.gpu * min(1.0, layers / depth) for need, depth in zip(needs, depths, strict=True))
+
+    deepest = max(depths)
+    fitting = next(layers for layers in range(deepest, -1, -1) if gpu_bytes(layers) <= free_gpu_bytes)
+    return -1 if fitting == deepest else fitting
 
 
 def estimate(path: Path, context_tokens: int, is_target: bool) -> MemoryNeed:
@@ -238,7 +259,7 @@ def _with_advice(result: Forecast) -> Forecast:
     if not advice:
         target = next(need for need in result.needs if need.is_target)
         advice = (f"choose a smaller model, or fewer bits, than {target.path.name}; or close other programs",)
-    return Forecast(result.needs, result.context_tokens, result.free_bytes, result.free_gpu_bytes, advice)
+    return replace(result, advice=advice)
 
 
 def _less_context(result: Forecast) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from gguf.constants import LlamaFileType
 from engine.config import ModelPlacement, SetConfig
 from engine.errors import ModelFileError
 from models import budget, dry_run
-from models.budget import estimate, forecast
+from models.budget import choose_gpu_layers, estimate, forecast
 from models.derive import write_copy
 from models.gguf_file import read_tensors
 from tests.models.making import write_tiny_llama
@@ -182,3 +182,14 @@ def test_layers_on_a_gpu_count_there(starter: Path, monkeypatch: pytest.MonkeyPa
     assert not result.fits
     assert result.advice == ("--gpu-layers 15 would put the rest of the target in main memory",)
     assert "on the GPU" in result.summary
+
+
+def test_the_gpu_takes_as_many_layers_as_find_room(copies: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SetConfig(copies["Q8_0"], (str(copies["Q4_0 without a layer"]),), 1024)
+    assert choose_gpu_layers(config, 0) == -1
+    monkeypatch.setattr(budget, "has_gpu", lambda: True)
+    target, drafter = forecast(config, GIGABYTE, GIGABYTE).needs
+    assert choose_gpu_layers(config, target.gpu + drafter.gpu) == -1
+    assert choose_gpu_layers(config, target.gpu + drafter.gpu - 1) == 29
+    assert choose_gpu_layers(config, (target.gpu + drafter.gpu) // 3) == 9
+    assert choose_gpu_layers(config, 0) == 0
