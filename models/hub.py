@@ -131,6 +131,8 @@ def fetch(
     paths = [folder / Path(*PurePosixPath(file.path).parts) for file in model.files]
     for file, path in zip(model.files, paths, strict=True):
         stop_if_asked(cancel, f"fetching {model.name}")
+        if not file.size_bytes:
+            raise ModelFileError(f"{model.repository}/{file.path} is empty on the hub; choose another file")
         cached = _in_hub_cache(model, file)
         if cached is not None and len(model.files) == 1:
             return cached

@@ -59,10 +59,11 @@ def choose_drafters(
     """The drafters to use when the user names none, as `SetConfig` takes them.
 
     `ngram` and `suffix`, and the cheapest installed models that fit the target and, together with it, `free_bytes` of
-    memory (None: what is available now). Expansions and copies of them are left out: they agree with each other by
-    construction, which says nothing about drafting.
+    memory (None: what is available now). A context of 0 tokens is all that the target was trained for. Expansions and
+    copies of them are left out: they agree with each other by construction, which says nothing about drafting.
     """
     facts = read_header(target)
+    context_tokens = context_tokens or facts.context_tokens
     left_bytes = psutil.virtual_memory().available if free_bytes is None else free_bytes
     left_bytes -= estimate(target, context_tokens, is_target=True).lasting + RESERVE_BYTES
     chosen: list[str] = []

@@ -286,7 +286,12 @@ def test_a_killed_download_leaves_nothing_whole_and_is_completed(server: Hub) ->
 def test_two_fetches_of_one_model_do_not_mix(server: Hub) -> None:
     server.answers = [slowly]
     begun = threading.Event()
-    first = threading.Thread(target=lambda: fetch(REPOSITORY, lambda _: begun.set(), patience=EAGER))
+
+    def note_the_first_bytes(progress: Progress) -> None:
+        if progress.done_bytes:
+            begun.set()
+
+    first = threading.Thread(target=lambda: fetch(REPOSITORY, note_the_first_bytes, patience=EAGER))
     first.start()
     begun.wait()
     with pytest.raises(EnvironmentProblem, match="is being fetched already"):
@@ -335,6 +340,13 @@ def test_the_file_is_chosen_by_name_or_format(server: Hub) -> None:
     server.repositories["someone/empty"] = {"README.md": b""}
     with pytest.raises(ModelFileError, match="holds no GGUF model"):
         find("someone/empty")
+
+
+def test_an_empty_file_is_not_fetched(server: Hub) -> None:
+    server.repositories[REPOSITORY][NAME] = b""
+    with pytest.raises(ModelFileError, match="is empty on the hub"):
+        fetch(REPOSITORY, patience=EAGER)
+    assert_nothing_looks_whole()
 
 
 def test_paths_that_would_leave_their_folder_are_not_listed(server: Hub) -> None:
