@@ -42,6 +42,19 @@ def session(everything: LoadedSet) -> Iterator[Session]:
     session.close()
 
 
+SMALL_CONTEXT_TOKENS = 512
+
+
+@pytest.fixture(scope="module")
+def small(starter: Path, draft_models: dict[str, Path], cost_file: Path) -> Iterator[LoadedSet]:
+    """The starter with one drafter of each kind and little room, on one thread."""
+    drafters = ("ngram", "suffix", str(draft_models["few-bits"]))
+    config = SetConfig(starter, drafters, SMALL_CONTEXT_TOKENS, ModelPlacement(threads=1), cost_file=cost_file)
+    loaded = LoadedSet.load(config)
+    yield loaded
+    loaded.close()
+
+
 def settings(
     speculation: Speculation = PLAIN,
     sampling: Sampling = GREEDY,
