@@ -7,11 +7,11 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.bench.benchmark import Benchmark, Plan, fingerprint
+from app.bench.benchmark import Benchmark, Plan, RowReport, fingerprint
 from app.bench.configuration import Configuration, parse_configurations
 from app.bench.journal import Journal
 from app.bench.machine import machine_document, models_document
@@ -32,6 +32,7 @@ from engine.runtime.model import LoadCancelled
 from models.atomic import replacing, write_json
 from models.expand import build_fixtures
 from models.library import resolve
+from models.progress import Cancelled, Progress, stop_if_asked
 from models.starter import fetch_starter
 
 EXIT_INTERRUPTED = 130
@@ -100,15 +101,23 @@ def run(args: argparse.Namespace) -> int:
     """
     progress = ProgressLine()
     with interrupt_event() as cancel:
-        if args.build_fixtures is not None:
-            return _build(args.build_fixtures, progress, cancel)
-        if args.plot is not None:
-            require_matplotlib()
-        return _measure(args, progress, cancel)
+        try:
+            if args.build_fixtures is not None:
+                return _build(args.build_fixtures, progress, cancel)
+            if args.plot is not None:
+                require_matplotlib()
+            return _measure(args, progress, cancel)
+        except (Cancelled, LoadCancelled):
+            progress.clear()
+            return EXIT_INTERRUPTED
 
 
 def _build(directory: Path, progress: ProgressLine, cancel: threading.Event) -> int:
-    fixtures = build_fixtures(directory, fetch_starter(progress.show_bytes, cancel), progress.show_bytes)
+    def report(step: Progress) -> None:
+        stop_if_asked(cancel, "building")
+        progress.show_bytes(step)
+
+    fixtures = build_fixtures(directory, fetch_starter(report, cancel), report)
     progress.clear()
     for path in (*fixtures.targets.values(), *fixtures.drafters.values()):
         print(path)
@@ -127,24 +136,17 @@ def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading
     journal = Journal.resume(result, settings) if args.resume else Journal.start(result, settings)
     benchmark = Benchmark(plan, journal, progress.show, _announce(plan, journal, progress), cancel)
     with contextlib.closing(journal):
-        try:
-            complete = benchmark.run()
-        except LoadCancelled:
-            progress.clear()
-            return EXIT_INTERRUPTED
+        complete = benchmark.run()
         progress.clear()
         rows = compare(journal.rows)
-        summary = summarise(rows, [setting.name for setting in plan.peer_settings], args.seed)
-        document: dict[str, Any] = {
+        peers = dict.fromkeys(row.config for row in rows if row.config.startswith(f"{PEER_NAME} "))
+        summary = summarise(rows, tuple(peers), args.seed)
+        document = {
             "complete": complete,
             "machine": machine_document(plan.set_config),
             "models": {**models, "kv": benchmark.findings.kv},
             "settings": settings,
-            "prompts": {
-                "count": len(plan.prompts),
-                "categories": len({prompt.category for prompt in plan.prompts}),
-                "half": half.value,
-            },
+            "prompts": _prompts_document(plan.prompts, half),
             "rounds": plan.rounds,
             "ceiling": benchmark.findings.ceiling,
             "rows": [row_document(row) for row in rows],
@@ -181,6 +183,16 @@ def _plan(
     )
 
 
+def _prompts_document(prompts: Sequence[Prompt], half: Half) -> dict[str, Any]:
+    categories = {prompt.category for prompt in prompts}
+    return {
+        "count": len(prompts),
+        "categories": len(categories),
+        "half": half.value,
+        "copies": sum(prompt.copies for prompt in prompts),
+    }
+
+
 def _peer(text: str) -> Peer:
     kind, _, path = text.partition("=")
     if kind != PEER_NAME or not path:
@@ -196,7 +208,7 @@ def _drafter_spec(name: str, config: SetConfig) -> str:
     return name if name in FREE_DRAFTERS else str(resolve(name))
 
 
-def _announce(plan: Plan, journal: Journal, progress: ProgressLine) -> Any:
+def _announce(plan: Plan, journal: Journal, progress: ProgressLine) -> RowReport:
     def heard(row: Row) -> None:
         progress.clear()
         print(

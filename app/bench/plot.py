@@ -69,7 +69,7 @@ def _draw_speed(axes, configs: tuple[ConfigSummary, ...]) -> None:  # type: igno
     axes.set_ylabel("speed against plain")
     axes.set_title("Speed, median and 95 % interval")
     if shown:
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _draw_acceptance(axes, configs: tuple[ConfigSummary, ...]) -> None:  # type: ignore[no-untyped-def]
@@ -90,8 +90,8 @@ def _draw_lengths(axes, configs: tuple[ConfigSummary, ...]) -> None:  # type: ig
     for config in configs:
         total = sum(config.lengths.values())
         if total:
-            lengths = [int(length) for length in config.lengths]
-            shares = [count / total for count in config.lengths.values()]
+            lengths = range(1 + max(map(int, config.lengths)))
+            shares = [config.lengths.get(str(length), 0) / total for length in lengths]
             axes.plot(lengths, shares, drawstyle="steps-mid", label=config.config)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("draft tokens sent to the target (0: plain)")

@@ -39,8 +39,8 @@ def _heading(document: Mapping[str, Any]) -> str:
         f"Drafters   {', '.join(map(_model, models['drafters'])) or 'none'}, KV {models['kv']['drafters']}",
         f"Machine    {machine['processor']}, {machine['threads']} threads, {', '.join(machine['devices'])}",
         f"llama.cpp  {machine['llama_cpp']} by llama-cpp-python {machine['llama_cpp_python']}",
-        f"Prompts    {document['prompts']['count']} in {document['prompts']['categories']} categories, "
-        f"{document['prompts']['half']} half, up to {settings['max_tokens']} tokens, "
+        f"Prompts    {document['prompts']['count']} in {document['prompts']['categories']} categories "
+        f"({document['prompts']['half']} half, {document['prompts']['copies']} copy much of their prompt), up to {settings['max_tokens']} tokens, "
         f"temperature {settings['temperature']:g}, {document['rounds']} rounds",
     ]
     if target["expansion"]:

@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 
+from app import bench_command
 from app.bench.journal import journal_path
 from app.bench.row import Row
 from app.cli import main
+from models.expand import Fixtures
+from models.progress import Progress, Report
 from tests.bench import fake_server
 
 REPOSITORY = Path(__file__).parents[2]
@@ -256,6 +259,34 @@ def test_a_peer_stands_in_the_same_table(
     asked = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
     assert len(asked) == 2 * 2 * (1 + 2)  # a warm-up for each server
     assert len({json.dumps(note["request"]["prompt"]) for note in asked}) == 3
+
+
+def test_ctrl_c_ends_the_building_of_fixtures(
+    starter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the first sign of progress; what that leaves behind is the builder's own affair."""
+
+    def build(directory: Path, source: Path, report: Report) -> Fixtures:
+        assert (directory, source) == (tmp_path / "fixtures", starter)
+        report(Progress("writing"))
+        os.kill(os.getpid(), signal.SIGINT)
+        report(Progress("writing"))
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(bench_command, "fetch_starter", lambda _report, _cancel: starter)
+    monkeypatch.setattr(bench_command, "build_fixtures", build)
+    assert main(["bench", "--build-fixtures", str(tmp_path / "fixtures")]) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_built_fixtures_are_named(
+    starter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Fixtures({"target-1b": tmp_path / "target-1b.gguf"}, {"drafter-q2k": tmp_path / "drafter-q2k.gguf"})
+    monkeypatch.setattr(bench_command, "fetch_starter", lambda _report, _cancel: starter)
+    monkeypatch.setattr(bench_command, "build_fixtures", lambda _directory, _starter, _report: made)
+    assert main(["bench", "--build-fixtures", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "target-1b.gguf"), str(tmp_path / "drafter-q2k.gguf")]
 
 
 @pytest.mark.parametrize(
