@@ -33,14 +33,14 @@ def render(document: Mapping[str, Any], summary: Summary, *, shows_ceiling: bool
 
 def _heading(document: Mapping[str, Any]) -> str:
     machine, models, settings = document["machine"], document["models"], document["settings"]
-    target = models["target"]
+    prompts, target = document["prompts"], models["target"]
     lines = [
         f"Target     {_model(target)}, KV {models['kv']['target']}",
         f"Drafters   {', '.join(map(_model, models['drafters'])) or 'none'}, KV {models['kv']['drafters']}",
         f"Machine    {machine['processor']}, {machine['threads']} threads, {', '.join(machine['devices'])}",
         f"llama.cpp  {machine['llama_cpp']} by llama-cpp-python {machine['llama_cpp_python']}",
-        f"Prompts    {document['prompts']['count']} in {document['prompts']['categories']} categories "
-        f"({document['prompts']['half']} half, {document['prompts']['copies']} copy much of their prompt), up to {settings['max_tokens']} tokens, "
+        f"Prompts    {prompts['count']} in {prompts['categories']} categories ({prompts['half']} half, "
+        f"{prompts['copies']} copy much of their prompt), up to {settings['max_tokens']} tokens, "
         f"temperature {settings['temperature']:g}, {document['rounds']} rounds",
     ]
     if target["expansion"]:
