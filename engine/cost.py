@@ -141,6 +141,10 @@ class CostModel:
         if tokens:
             self._read.setdefault(name, Mean(elapsed_ms / tokens)).learn(elapsed_ms / tokens)
 
+    def knows_drafter(self, name: str) -> bool:
+        """Whether this drafter has been timed on this machine."""
+        return name in self._draft and name in self._read
+
     @property
     def overhead_ms(self) -> float:
         """Time per step that is neither drafting nor the target pass."""

@@ -15,6 +15,9 @@ from engine.errors import QuorumError
 from engine.types import Draft, VotedDraft
 from engine.vote import vote
 
+MEASURED_READ_TOKENS = 64
+MEASURED_DRAFT_TOKENS = 6
+
 KeepFor = Callable[[str], KeepDrafting]
 """The length rule's question, for a named drafter."""
 
@@ -120,6 +123,21 @@ class Panel:
                 self.failures[drafter.name] = str(error)
                 continue
             cost.observe_read(drafter.name, read, (cost.clock() - started) * 1e3)
+
+    def measure(self, cost: CostModel, cancel: threading.Event) -> None:
+        """Time the draft models that have not been timed yet: some text to read, then some tokens to draft."""
+        for drafter in self.models:
+            if cost.knows_drafter(drafter.name):
+                continue
+            drafter.begin(range(MEASURED_READ_TOKENS))
+            self.catch_up((drafter.name,), MEASURED_READ_TOKENS, cost, cancel)
+            request = DraftRequest((), MEASURED_DRAFT_TOKENS, always, cancel)
+            for length in (MEASURED_READ_TOKENS, MEASURED_READ_TOKENS - 1):
+                drafter.truncate(length)
+                started = cost.clock()
+                self._result(drafter.name, drafter.start(request))
+                cost.observe_draft((drafter.name,), drafter.last_passes, (cost.clock() - started) * 1e3)
+            drafter.forget()
 
     def start_look_ahead(self, names: Sequence[str], path: tuple[int, ...], max_tokens: int) -> LookAheadRun | None:
         """Let drafters draft beyond a path that is being verified; None when nobody can."""

@@ -106,8 +106,9 @@ class LoadedSet:
             cost = store.load(key) or CostModel()
             if not cost.is_calibrated:
                 calibrate(cost, context, lambda done, total: report("Measuring this machine", done / total), cancel)
-                store.save(key, cost)
             panel = Panel(drafters)
+            panel.measure(cost, cancel or threading.Event())
+            store.save(key, cost)
             learning = _learning(config, cost, panel)
             return cls(config, model, context, panel, learning, template, (store, key), resources.pop_all())
         raise AssertionError("unreachable")

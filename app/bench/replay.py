@@ -206,6 +206,9 @@ def cost_model(costs: ReplayCosts, clock: Callable[[], float]) -> CostModel:
     model = CostModel(clock=clock)
     for size in CALIBRATED_SIZES:
         model.set_base(size, costs.pass_ms[size])
+    for name, elapsed_ms in costs.draft_ms.items():
+        model.observe_draft((name,), 1, elapsed_ms)
+        model.observe_read(name, 1, costs.read_ms[name])
     return model
 
 
