@@ -1,0 +1,83 @@
+"""Model files with one fault each, made from the real starter; and a tiny model that cannot take tokens back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGUFReader
+
+TOKENS = "tokenizer.ggml.tokens"
+TEMPLATE = "tokenizer.chat_template"
+ARCHITECTURE = "general.architecture"
+
+
+def patched_copy(source: Path, destination: Path, key: str, text: str, item: int = 0) -> Path:
+    """The model with another text, cut or filled up to the old one's length, in its header."""
+    shutil.copyfile(source, destination)
+    reader = GGUFReader(destination, "r+")
+    field = reader.fields[key]
+    stored = field.parts[field.data[item]]
+    stored[:] = np.frombuffer(text.encode().ljust(len(stored))[: len(stored)], np.uint8)
+    reader.data.flush()
+    return destination
+
+
+def value_of(field: Any) -> Any:
+    """A metadata value; texts stay bytes."""
+    is_text = field.types[-1] is gguf.GGUFValueType.STRING
+    values = [field.parts[index].tobytes() if is_text else field.parts[index].tolist()[0] for index in field.data]
+    return values if field.types[0] is gguf.GGUFValueType.ARRAY else values[0]
+
+
+def write_tiny_mamba(vocabulary_of: Path, path: Path) -> Path:
+    """A random recurrent model of two layers with another model's vocabulary."""
+    width, inner, state, rank, kernel, layers = 32, 64, 8, 4, 4, 2
+    reader = GGUFReader(vocabulary_of)
+    random = np.random.default_rng(11)
+    writer = gguf.GGUFWriter(path, "mamba")
+    for key, field in reader.fields.items():
+        if not key.startswith("tokenizer."):
+            continue
+        value = value_of(field)
+        if field.types[0] is gguf.GGUFValueType.ARRAY:
+            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=field.types[-1])
+        else:
+            writer.add_key_value(key, value, field.types[0])
+    tokens = len(value_of(reader.fields[TOKENS]))
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(layers)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(int(gguf.LlamaFileType.ALL_F32))
+
+    def add(name: str, *shape: int) -> None:
+        writer.add_tensor(name, (0.3 * random.standard_normal(shape)).astype(np.float32))
+
+    add("token_embd.weight", tokens, width)
+    add("output_norm.weight", width)
+    for layer in range(layers):
+        add(f"blk.{layer}.attn_norm.weight", width)
+        add(f"blk.{layer}.ssm_in.weight", 2 * inner, width)
+        add(f"blk.{layer}.ssm_conv1d.weight", inner, kernel)
+        add(f"blk.{layer}.ssm_conv1d.bias", inner)
+        add(f"blk.{layer}.ssm_x.weight", rank + 2 * state, inner)
+        add(f"blk.{layer}.ssm_dt.weight", inner, rank)
+        add(f"blk.{layer}.ssm_dt.bias", inner)
+        writer.add_tensor(f"blk.{layer}.ssm_a", -np.abs(random.standard_normal((inner, state))).astype(np.float32))
+        add(f"blk.{layer}.ssm_d", inner)
+        add(f"blk.{layer}.ssm_out.weight", width, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
