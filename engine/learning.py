@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.acceptance import AcceptanceModel
-from engine.config import LookAhead, Policy, PolicyKind, Speculation, WeightRule
+from engine.config import LookAhead, Policy, Speculation, WeightRule
 from engine.cost import CostModel
-from engine.length import AutoLength, LengthRule, Pace, make_rule
+from engine.length import AutoLength, LengthRule, make_rule
 from engine.plan import AutoPlanner, FullPlanner, Planner
 from engine.vote import Weights, make_weights
 
@@ -20,8 +20,6 @@ class Learning:
     ) -> None:
         self.cost = cost
         self.acceptance = AcceptanceModel(free_drafters)
-        self.pace = Pace()
-        """Tokens per millisecond under the `auto` policy."""
         self._names = (*model_drafters, *free_drafters)
         self._model_drafters = tuple(model_drafters)
         self._runs_apart = runs_apart
@@ -36,7 +34,7 @@ class Learning:
 
     def rule(self, policy: Policy) -> LengthRule:
         if policy not in self._rules:
-            self._rules[policy] = make_rule(policy, self.cost, self.acceptance, self.pace)
+            self._rules[policy] = make_rule(policy, self.cost, self.acceptance)
         return self._rules[policy]
 
     def planner(self, speculation: Speculation) -> Planner:
@@ -46,10 +44,6 @@ class Learning:
         look_ahead = speculation.look_ahead
         if look_ahead not in self._planners:
             self._planners[look_ahead] = AutoPlanner(
-                self._model_drafters, self.cost, self.acceptance, rule, look_ahead, runs_apart=self._runs_apart
+                self._model_drafters, self.cost, self.acceptance, look_ahead, runs_apart=self._runs_apart
             )
         return self._planners[look_ahead]
-
-    def learns_pace(self, policy: Policy) -> bool:
-        """Whether steps under this policy tell what `auto` reaches."""
-        return policy.kind is PolicyKind.AUTO

@@ -41,11 +41,14 @@ class LengthRule(ABC):
     def limit(self) -> int:
         """Most tokens to draft in this step; zero for none."""
 
-    def keep_drafting(self, source: str, names: Sequence[str], context_tokens: int) -> KeepDrafting:
-        """The question `source` asks after each token it drafts beside the model drafters `names`."""
+    def keep_drafting(self, source: str, names: Sequence[str], context_tokens: int, pace: float) -> KeepDrafting:
+        """The question `source` asks after each token it drafts beside the model drafters `names`.
+
+        `pace` is what a millisecond is worth, in tokens.
+        """
         return always
 
-    def trim(self, draft: VotedDraft, context_tokens: int) -> int:
+    def trim(self, draft: VotedDraft, context_tokens: int, pace: float) -> int:
         """How many tokens of the voted draft to send."""
         return len(draft)
 
@@ -107,7 +110,7 @@ class AdaEdlLength(LengthRule):
     def limit(self) -> int:
         return LONGEST_DRAFT
 
-    def keep_drafting(self, source: str, names: Sequence[str], context_tokens: int) -> KeepDrafting:
+    def keep_drafting(self, source: str, names: Sequence[str], context_tokens: int, pace: float) -> KeepDrafting:
         threshold = self._threshold
 
         def keep(_probabilities: Sequence[float], entropy: float) -> bool:
@@ -130,45 +133,20 @@ class AdaEdlLength(LengthRule):
         self._threshold = min(max(memory * self._threshold + (1 - memory) * wanted, 0.0), 1.0)
 
 
-class Pace:
-    """Tokens per millisecond over the last steps: what a millisecond is worth when lengths are weighed."""
-
-    MEMORY = 0.95
-
-    def __init__(self) -> None:
-        self._tokens = 0.0
-        self._time_ms = 0.0
-
-    def learn(self, tokens: int, elapsed_ms: float) -> None:
-        self._tokens = self._tokens * self.MEMORY + tokens
-        self._time_ms = self._time_ms * self.MEMORY + elapsed_ms
-
-    @property
-    def tokens_per_ms(self) -> float | None:
-        return self._tokens / self._time_ms if self._time_ms else None
-
-
 class AutoLength(LengthRule):
     """The length with the largest expected tokens − pace · time, zero included.
 
-    With the pace at its true long-run value this maximises tokens per second (Dinkelbach 1967).
+    With the pace at the best rate that can be had here this maximises tokens per second (Dinkelbach 1967).
     """
 
-    def __init__(self, cost: CostModel, acceptance: AcceptanceModel, pace: Pace) -> None:
+    def __init__(self, cost: CostModel, acceptance: AcceptanceModel) -> None:
         self._cost = cost
         self._acceptance = acceptance
-        self._pace = pace
 
     def limit(self) -> int:
         return LONGEST_DRAFT
 
-    def pace(self, context_tokens: int) -> float:
-        """Tokens per millisecond now; never below what plain decoding gives."""
-        plain = 1 / (self._cost.verify_ms(1, context_tokens) + self._cost.overhead_ms)
-        return max(plain, self._pace.tokens_per_ms or 0.0)
-
-    def keep_drafting(self, source: str, names: Sequence[str], context_tokens: int) -> KeepDrafting:
-        pace = self.pace(context_tokens)
+    def keep_drafting(self, source: str, names: Sequence[str], context_tokens: int, pace: float) -> KeepDrafting:
         verify = [pace * ms for ms in self._cost.curve(context_tokens, LONGEST_DRAFT + 1)]
         draft = pace * self._cost.draft_ms(names)
         mean = self._acceptance.mean(names)
@@ -201,8 +179,7 @@ class AutoLength(LengthRule):
 
         return keep
 
-    def trim(self, draft: VotedDraft, context_tokens: int) -> int:
-        pace = self.pace(context_tokens)
+    def trim(self, draft: VotedDraft, context_tokens: int, pace: float) -> int:
         costs = self._cost.curve(context_tokens, len(draft) + 1)
         return best_length(self._acceptance.voted(draft), costs, pace)
 
@@ -226,10 +203,10 @@ def best_length(acceptance: Sequence[float], pass_ms: Sequence[float], pace: flo
     return best
 
 
-def make_rule(policy: Policy, cost: CostModel, acceptance: AcceptanceModel, pace: Pace) -> LengthRule:
+def make_rule(policy: Policy, cost: CostModel, acceptance: AcceptanceModel) -> LengthRule:
     """The rule a policy names."""
     if policy.kind is PolicyKind.AUTO:
-        return AutoLength(cost, acceptance, pace)
+        return AutoLength(cost, acceptance)
     if policy.kind is PolicyKind.MINIONS:
         return MinionsLength()
     if policy.kind is PolicyKind.ADAEDL:

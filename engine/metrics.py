@@ -14,6 +14,24 @@ ON_SHARE = 0.1
 MEASURED_STEPS = 8
 
 
+class Pace:
+    """Tokens per millisecond over the last steps."""
+
+    MEMORY = 0.95
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._time_ms = 0.0
+
+    def learn(self, tokens: int, elapsed_ms: float) -> None:
+        self._tokens = self._tokens * self.MEMORY + tokens
+        self._time_ms = self._time_ms * self.MEMORY + elapsed_ms
+
+    @property
+    def tokens_per_ms(self) -> float | None:
+        return self._tokens / self._time_ms if self._time_ms else None
+
+
 class Ledger:
     """Adds up step records; `metrics` is a snapshot at any time."""
 

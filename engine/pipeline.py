@@ -15,8 +15,8 @@ from engine.config import Speculation
 from engine.drafters.base import Score
 from engine.drafting import Ballot, LookAheadRun, Panel, make_drafting
 from engine.learning import Learning
-from engine.length import LONGEST_DRAFT, Pace
-from engine.metrics import Ledger
+from engine.length import LONGEST_DRAFT
+from engine.metrics import Ledger, Pace
 from engine.plan import CATCH_UP_SLICE_TOKENS, Plan, Situation
 from engine.runtime.context import Context
 from engine.runtime.sampler import Sampler
@@ -70,7 +70,6 @@ class Pipeline:
         self._panel = panel
         self._learning = learning
         self._ledger = ledger
-        self._policy = speculation.policy
         self._rule = learning.rule(speculation.policy)
         self._planner = learning.planner(speculation)
         self._weights = learning.weights(speculation.weights)
@@ -108,7 +107,7 @@ class Pipeline:
         if cancel.is_set():
             return None
         drafted = clock()
-        sent = self._trim(ballot.voted, room)
+        sent = self._trim(ballot.voted, room, plan)
         ahead = self._start_look_ahead(plan, sent)
         trimmed = clock()
         verification = self._verify(sent, ahead)
@@ -151,13 +150,13 @@ class Pipeline:
 
     def _draft(self, plan: Plan, hint: Sequence[Draft], cancel: threading.Event) -> Ballot:
         def keep(name: str):  # type: ignore[no-untyped-def]
-            return self._rule.keep_drafting(name, plan.drafters, len(self._tokens))
+            return self._rule.keep_drafting(name, plan.drafters, len(self._tokens), plan.pace)
 
         return self._drafting.draft(plan.drafters, plan.length, hint, self._weights.current, keep, cancel)
 
-    def _trim(self, voted: VotedDraft, room: int) -> VotedDraft:
+    def _trim(self, voted: VotedDraft, room: int, plan: Plan) -> VotedDraft:
         voted = voted.trimmed(room)
-        return voted.trimmed(self._rule.trim(voted, len(self._tokens)))
+        return voted.trimmed(self._rule.trim(voted, len(self._tokens), plan.pace))
 
     def _start_look_ahead(self, plan: Plan, sent: VotedDraft) -> LookAheadRun | None:
         if not plan.look_ahead or not sent.tokens:
@@ -233,8 +232,6 @@ class Pipeline:
         self._rule.learn(len(sent), verdict.accepted, step_ms)
         self._planner.learn(plan, verdict.accepted + 1, step_ms)
         self.pace.learn(verdict.accepted + 1, step_ms)
-        if self._learning.learns_pace(self._policy):
-            self._learning.pace.learn(verdict.accepted + 1, step_ms)
         self.active = frozenset(ballot.proposals)
         return scores
 

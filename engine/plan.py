@@ -1,8 +1,9 @@
 """What the next step does: which model drafters run, how far, whether they run ahead, and who catches up.
 
 `FullPlanner` uses every drafter always; it serves the comparison policies. `AutoPlanner` weighs drafter sets by what
-steps with them really brought and took, takes the best by tokens − pace · time, and spends at most a fixed share of
-its time on trying the others. Plain decoding is always among the choices.
+steps with them really brought and took, apart for each kind of situation (how promising the free draft is), takes the
+one with the most tokens per second, and spends at most a fixed share of its time on trying the others. Plain decoding
+is always among the choices.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from engine.acceptance import AcceptanceModel
 from engine.config import LookAhead
 from engine.cost import CostModel
-from engine.length import LONGEST_DRAFT, AutoLength, LengthRule
+from engine.length import LONGEST_DRAFT, LengthRule
 from engine.types import VotedDraft
 
 READY_BEHIND_TOKENS = 32
@@ -28,8 +29,8 @@ FIRST_CREDIT_MS = 100.0
 MOST_CREDIT_MS = 1000.0
 ARM_MEMORY = 0.96
 ARM_PRIOR_STEPS = 2.0
-SWITCH_MARGIN_TOKENS = 0.03
-"""A challenger must be better by this much per step; it stops flapping between equals."""
+SWITCH_MARGIN = 1.02
+"""A challenger must be faster by this factor; it stops flapping between equals."""
 EXPECTED_ANSWER_TOKENS = 200
 """Assumed where no limit is set, when deciding whether reading a prompt repays a drafter."""
 
@@ -64,6 +65,9 @@ class Plan:
     reason: str
     bucket: int = 0
     is_probe: bool = False
+    pace: float = 0.0
+    """What a millisecond is worth in this step, in tokens: the best rate known for its situation. A token gained in a
+    situation spares time in the same, so it is not weighed by the rate of others."""
 
 
 class Planner(ABC):
@@ -109,9 +113,9 @@ class Arm:
     time_ms: float
     last_tried: int = 0
 
-    def value(self, pace: float) -> float:
-        """Expected tokens − pace · time of one step."""
-        return (self.tokens - pace * self.time_ms) / self.steps
+    @property
+    def tokens_per_ms(self) -> float:
+        return self.tokens / self.time_ms
 
     def learn(self, tokens: int, elapsed_ms: float) -> None:
         self.steps = self.steps * ARM_MEMORY + 1
@@ -131,7 +135,6 @@ class AutoPlanner(Planner):
         names: Sequence[str],
         cost: CostModel,
         acceptance: AcceptanceModel,
-        rule: AutoLength,
         look_ahead: LookAhead,
         *,
         runs_apart: bool,
@@ -143,7 +146,6 @@ class AutoPlanner(Planner):
         """
         self._cost = cost
         self._acceptance = acceptance
-        self._rule = rule
         self._runs_apart = runs_apart
         self._choices = [((), False), *_choices(names, look_ahead)]
         self._arms: dict[tuple[Choice, int], Arm] = {}
@@ -153,20 +155,19 @@ class AutoPlanner(Planner):
 
     def plan(self, situation: Situation) -> Plan:
         self._steps += 1
-        context_tokens = situation.context_tokens
-        pace = self._rule.pace(context_tokens)
         bucket = self._bucket(situation.hint)
         ready, late = _by_readiness(situation)
         available = [choice for choice in self._choices if set(choice[0]) <= set(ready)]
-        values = {choice: self._arm(choice, bucket, situation, pace).value(pace) for choice in available}
-        best = max(values, key=values.__getitem__)
+        arms = {choice: self._arm(choice, bucket, situation.context_tokens) for choice in available}
+        best = max(arms, key=lambda choice: arms[choice].tokens_per_ms)
         usual = self._chosen.get(bucket, best)
-        if usual in values and values[best] < values[usual] + SWITCH_MARGIN_TOKENS:
+        if usual in arms and arms[best].tokens_per_ms < SWITCH_MARGIN * arms[usual].tokens_per_ms:
             best = usual
         self._chosen[bucket] = best
+        pace = max(arms[best].tokens_per_ms, self._plain_pace(situation.context_tokens))
         length = min(LONGEST_DRAFT, situation.room_tokens)
         catch_up = self._worth_catching_up(situation, late, pace) if situation.emitted_tokens else ()
-        probe = self._probe(values, best, bucket, situation, pace)
+        probe = self._probe(arms, best, situation)
         names, look_ahead = probe or best
         return Plan(
             drafters=names if length else (),
@@ -176,7 +177,11 @@ class AutoPlanner(Planner):
             reason=self._reason(names, is_probe=probe is not None),
             bucket=bucket,
             is_probe=probe is not None,
+            pace=pace,
         )
+
+    def _plain_pace(self, context_tokens: int) -> float:
+        return 1 / (self._cost.verify_ms(1, context_tokens) + self._cost.overhead_ms)
 
     def learn(self, plan: Plan, emitted: int, step_ms: float) -> None:
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * step_ms, MOST_CREDIT_MS)
@@ -193,15 +198,15 @@ class AutoPlanner(Planner):
             expected += survival
         return 0 if expected < 0.4 else 1 if expected < 2 else 2
 
-    def _arm(self, choice: Choice, bucket: int, situation: Situation, pace: float) -> Arm:
+    def _arm(self, choice: Choice, bucket: int, context_tokens: int) -> Arm:
         arm = self._arms.get((choice, bucket))
         if arm is None:
-            tokens, elapsed_ms = self._foresee(choice, bucket, situation.context_tokens, pace)
+            tokens, elapsed_ms = self._foresee(choice, bucket, context_tokens)
             steps = ARM_PRIOR_STEPS
             arm = self._arms[choice, bucket] = Arm(steps, steps * tokens, steps * elapsed_ms)
         return arm
 
-    def _foresee(self, choice: Choice, bucket: int, context_tokens: int, pace: float) -> tuple[float, float]:
+    def _foresee(self, choice: Choice, bucket: int, context_tokens: int) -> tuple[float, float]:
         """Tokens and time of a step nobody has tried yet, from cost curves and mean acceptance."""
         names, look_ahead = choice
         verify = self._cost.curve(context_tokens, LONGEST_DRAFT + 1)
@@ -218,7 +223,7 @@ class AutoPlanner(Planner):
             gained += survival
             tokens = 1 + max(gained, free_tokens)
             elapsed_ms = verify[length] + length * draft_ms + self._cost.overhead_ms
-            if length == 1 or tokens - pace * elapsed_ms > best[0] - pace * best[1]:
+            if length == 1 or tokens / elapsed_ms > best[0] / best[1]:
                 best = (tokens, elapsed_ms)
         return best
 
@@ -229,21 +234,20 @@ class AutoPlanner(Planner):
             remaining = max(EXPECTED_ANSWER_TOKENS - situation.emitted_tokens, EXPECTED_ANSWER_TOKENS // 4)
         best: tuple[float, tuple[str, ...]] = (0.0, ())
         for name in late:
-            arm = self._arm(((name,), False), 0, situation, pace)
-            saved_ms = remaining * (1 / pace - arm.time_ms / arm.tokens)
+            arm = self._arm(((name,), False), 0, situation.context_tokens)
+            saved_ms = remaining * (1 / pace - 1 / arm.tokens_per_ms)
             profit_ms = saved_ms - situation.behind_tokens[name] * self._cost.read_ms(name)
             best = max(best, (profit_ms, (name,)))
         return best[1]
 
-    def _probe(
-        self, values: Mapping[Choice, float], best: Choice, bucket: int, situation: Situation, pace: float
-    ) -> Choice | None:
+    def _probe(self, arms: Mapping[Choice, Arm], best: Choice, situation: Situation) -> Choice | None:
         """Another choice whose turn it is to be tried, when the saved-up time allows."""
-        others = [choice for choice in values if choice != best and choice[0]]
+        others = [choice for choice in arms if choice != best and choice[0]]
         if not others or situation.room_tokens == 0:
             return None
-        choice = min(others, key=lambda other: (self._arms[other, bucket].last_tried, -values[other]))
-        loss_ms = max(values[best] - values[choice], 0.0) / pace
+        choice = min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
+        arm = arms[choice]
+        loss_ms = max(arm.time_ms - arm.tokens / arms[best].tokens_per_ms, 0.0) / arm.steps
         loss_ms += sum(situation.behind_tokens[name] * self._cost.read_ms(name) for name in choice[0])
         loss_ms = max(loss_ms, 1.0)
         if loss_ms > self._credit_ms:

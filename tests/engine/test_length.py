@@ -23,7 +23,6 @@ from engine.length import (
     MINIONS_WINDOW,
     AutoLength,
     LengthRule,
-    Pace,
     best_length,
     make_rule,
 )
@@ -33,8 +32,12 @@ MEASURED = (10.0, 16.2, 22.3, 16.0, 23.0, 29.4, 28.0, 26.9)
 """A real curve's shape: a pass of 4 costs what a pass of 2 does, and one of 8 less than one of 6."""
 
 
+PLAIN_PACE = 1 / MEASURED[0]
+"""Tokens per millisecond of plain decoding on the measured curve."""
+
+
 def rule_named(text: str, cost: CostModel | None = None, acceptance: AcceptanceModel | None = None) -> LengthRule:
-    return make_rule(Policy.parse(text), cost or CostModel(), acceptance or AcceptanceModel(["ngram"]), Pace())
+    return make_rule(Policy.parse(text), cost or CostModel(), acceptance or AcceptanceModel(["ngram"]))
 
 
 def test_three_drafts_beat_two_where_a_pass_of_four_is_cheaper_than_one_of_three() -> None:
@@ -66,21 +69,11 @@ def test_no_other_length_is_worth_more(acceptance: list[float], pace: float) -> 
     assert value(best) == pytest.approx(max(map(value, range(len(acceptance) + 1))))
 
 
-def test_the_pace_forgets_and_starts_unknown() -> None:
-    pace = Pace()
-    assert pace.tokens_per_ms is None
-    pace.learn(4, 20.0)
-    assert pace.tokens_per_ms == 0.2
-    for _ in range(200):
-        pace.learn(1, 10.0)
-    assert pace.tokens_per_ms == pytest.approx(0.1, rel=1e-3)
-
-
 def test_fixed_is_fixed_and_off_is_none() -> None:
     assert rule_named("fixed:7").limit() == 7
     assert rule_named("off").limit() == rule_named("plain").limit() == 0
     draft = VotedDraft((1, 2), (0.1, 0.1), (1.0, 1.0), (("a",), ("a",)), "a")
-    assert rule_named("fixed:7").trim(draft, 0) == 2
+    assert rule_named("fixed:7").trim(draft, 0, PLAIN_PACE) == 2
 
 
 # Minions
@@ -132,7 +125,7 @@ def stops_at(keep: KeepDrafting, entropies: list[float]) -> int:
 
 
 def test_adaedl_stops_where_the_entropy_bound_falls_below_the_threshold() -> None:
-    keep = rule_named("adaedl").keep_drafting("a", ("a",), 0)
+    keep = rule_named("adaedl").keep_drafting("a", ("a",), 0, PLAIN_PACE)
     # 1 − √(0.2 · 2.45) is just 0.3, the first threshold.
     edge = 0.49 / ADAEDL_ENTROPY_FACTOR
     assert stops_at(keep, [0.0, edge - 0.01, edge + 0.01, 0.0]) == 3
@@ -143,7 +136,7 @@ def test_adaedl_grows_stricter_while_too_little_is_accepted_and_milder_when_all_
     entropy = 0.49 / ADAEDL_ENTROPY_FACTOR
 
     def keeps(entropy: float) -> bool:
-        return rule.keep_drafting("a", ("a",), 0)([0.5], entropy)
+        return rule.keep_drafting("a", ("a",), 0, PLAIN_PACE)([0.5], entropy)
 
     assert keeps(entropy - 0.01)
     for _ in range(30):
@@ -159,7 +152,7 @@ def test_adaedl_learns_nothing_from_a_step_without_a_draft() -> None:
     entropy = 0.49 / ADAEDL_ENTROPY_FACTOR - 0.001
     for _ in range(50):
         rule.learn(0, 0, 10.0)
-    assert rule.keep_drafting("a", (), 0)([0.5], entropy)
+    assert rule.keep_drafting("a", (), 0, PLAIN_PACE)([0.5], entropy)
 
 
 # Auto
@@ -175,7 +168,7 @@ def auto(draft_ms: float, mean_hits: list[bool] | None = None) -> AutoLength:
     acceptance = AcceptanceModel(["ngram"])
     for hit in mean_hits or []:
         acceptance.learn(["a"], draft_of("z", 0.5), 1, int(hit))
-    return AutoLength(cost, acceptance, Pace())
+    return AutoLength(cost, acceptance)
 
 
 def draft_of(winner: str, *tokens: float) -> VotedDraft:
@@ -184,21 +177,21 @@ def draft_of(winner: str, *tokens: float) -> VotedDraft:
 
 
 def test_auto_drafts_on_past_a_dear_size_towards_a_cheap_one() -> None:
-    keep = auto(0.5, [True] * 30).keep_drafting("a", ("a",), 0)
+    keep = auto(0.5, [True] * 30).keep_drafting("a", ("a",), 0, PLAIN_PACE)
     # Two drafts alone would be the dearest choice; the third makes the pass cheap again.
     assert keep([0.99], 0.0)
     assert keep([0.99, 0.99], 0.0)
 
 
 def test_auto_stops_at_once_when_a_draft_token_costs_more_than_it_can_bring() -> None:
-    keep = auto(40.0).keep_drafting("a", ("a",), 0)
+    keep = auto(40.0).keep_drafting("a", ("a",), 0, PLAIN_PACE)
     assert not keep([0.99], 0.0)
 
 
 def test_auto_stops_after_a_token_that_will_hardly_be_accepted() -> None:
     rule = auto(3.0, [True] * 30)
-    assert rule.keep_drafting("a", ("a",), 0)([0.95], 0.0)
-    assert not rule.keep_drafting("a", ("a",), 0)([0.01], 0.0)
+    assert rule.keep_drafting("a", ("a",), 0, PLAIN_PACE)([0.95], 0.0)
+    assert not rule.keep_drafting("a", ("a",), 0, PLAIN_PACE)([0.01], 0.0)
 
 
 def test_auto_in_lock_step_weighs_the_tokens_before_a_new_leader_came_in() -> None:
@@ -206,24 +199,14 @@ def test_auto_in_lock_step_weighs_the_tokens_before_a_new_leader_came_in() -> No
     rule = auto(3.0, [True] * 30)
     chain = [0.9, 0.5, 0.3, 0.3, 0.3, 0.3]
     for length in range(1, len(chain) + 1):
-        gradual = rule.keep_drafting("a", ("a",), 0)
+        gradual = rule.keep_drafting("a", ("a",), 0, PLAIN_PACE)
         answers = [gradual(chain[:count], 0.0) for count in range(1, length + 1)]
-        late = rule.keep_drafting("a", ("a",), 0)
+        late = rule.keep_drafting("a", ("a",), 0, PLAIN_PACE)
         assert late(chain[:length], 0.0) == answers[-1]
 
 
 def test_auto_trims_to_the_length_that_pays() -> None:
     rule = auto(1.0)
-    assert rule.trim(draft_of("a", 0.99, 0.99, 0.99), 0) == 3
-    assert rule.trim(draft_of("a", 0.01, 0.01), 0) == 0
-    assert rule.trim(VotedDraft(), 0) == 0
-
-
-def test_the_pace_is_never_thought_slower_than_plain_decoding() -> None:
-    rule = auto(1.0)
-    plain = rule.pace(0)
-    rule._pace.learn(1, 1e6)
-    assert rule.pace(0) == plain
-    for _ in range(300):
-        rule._pace.learn(3, 10.0)
-    assert rule.pace(0) == pytest.approx(0.3, rel=0.01)
+    assert rule.trim(draft_of("a", 0.99, 0.99, 0.99), 0, PLAIN_PACE) == 3
+    assert rule.trim(draft_of("a", 0.01, 0.01), 0, PLAIN_PACE) == 0
+    assert rule.trim(VotedDraft(), 0, PLAIN_PACE) == 0

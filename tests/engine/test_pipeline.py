@@ -110,7 +110,7 @@ def test_a_tie_goes_to_who_was_named_first() -> None:
 
 def test_what_is_trimmed_is_not_sent() -> None:
     class OneOnly(FixedLength):
-        def trim(self, draft: VotedDraft, context_tokens: int) -> int:
+        def trim(self, draft: VotedDraft, context_tokens: int, pace: float) -> int:
             return 1
 
     one = bench(drafter("a"))

@@ -68,7 +68,6 @@ class Simulation:
             plan = self.planner.plan(where)
             tokens, step_ms = outcome(plan, self.steps)
             self.planner.learn(plan, tokens, step_ms)
-            self.learning.pace.learn(tokens, step_ms)
             self.time_ms += step_ms
             self.picked.append(plan.drafters)
             if not plan.is_probe:
@@ -231,3 +230,21 @@ def test_one_learner_serves_all_answers_with_the_same_settings() -> None:
     assert learning.planner(Speculation()) is learning.planner(Speculation())
     assert learning.rule(Policy.parse("minions")) is learning.rule(Policy.parse("minions"))
     assert learning.rule(Policy.parse("fixed:1")) is not learning.rule(Policy.parse("fixed:2"))
+
+
+def test_time_is_worth_the_best_rate_of_the_same_kind_of_situation() -> None:
+    hint = VotedDraft((1,) * 6, (0.99,) * 6, (1.0,) * 6, (("ngram",),) * 6, "ngram")
+    simulation = Simulation(("a",), LookAhead.OFF)
+    simulation.run(200, helpful)
+    simulation.run(200, lambda _plan, _step: (12, 60.0), hint)
+    ready = {"a": 1}
+    assert simulation.planner.plan(situation(behind=ready)).pace == pytest.approx(3 / (2 * PLAIN_MS), rel=0.02)
+    assert simulation.planner.plan(situation(behind=ready, hint=hint)).pace == pytest.approx(12 / 60.0, rel=0.02)
+
+
+def test_time_is_never_worth_less_than_plain_decoding_gives() -> None:
+    simulation = Simulation(("a",), LookAhead.OFF)
+    simulation.run(200, lambda _plan, _step: (1, 10 * PLAIN_MS))
+    cost = simulation.learning.cost
+    plain_pace = 1 / (cost.verify_ms(1, 100) + cost.overhead_ms)
+    assert simulation.planner.plan(situation(behind={"a": 1})).pace == pytest.approx(plain_pace)
