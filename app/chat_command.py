@@ -15,7 +15,6 @@ from app.options import add_sampling_options, generation_settings, set_choice
 from app.terminal import ProgressLine, interrupt_event
 from engine.errors import PromptError
 from engine.loader import LoadedSet
-from engine.runtime.model import LoadCancelled
 from engine.runtime.template import Message
 from engine.session import Session
 from engine.types import Finished, FinishReason, Metrics, PrefillProgress, StepDone
@@ -52,15 +51,14 @@ def run(args: argparse.Namespace) -> int:
         try:
             config = preparation(set_choice(args))(progress.show, cancel)
             loaded = LoadedSet.load(config, progress.show, cancel)
-        except LoadCancelled:
+        finally:
             progress.clear()
-            return EXIT_INTERRUPTED
         resources.callback(loaded.close)
         session = Session(loaded)
         finished = _stream(session, messages, settings, cancel, progress, prints_text=not args.json)
         loaded.save_costs()
     if args.json:
-        print(json.dumps(document(finished), ensure_ascii=False))
+        print(json.dumps(document(finished)))
     return EXIT_INTERRUPTED if finished.reason is FinishReason.CANCELLED else 0
 
 

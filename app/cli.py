@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +12,8 @@ from app import bench_command, chat_command, doctor_command, models_command
 from app.options import common_options, set_choice, speculation
 from engine.config import GenerationSettings
 from engine.errors import QuorumError
+from engine.runtime.model import LoadCancelled
+from models.progress import Cancelled
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -18,6 +22,10 @@ DEFAULT_PORT = 7860
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 when done, 2 after an error the user can mend, 130 after Ctrl-C."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A character that the terminal cannot show, or that was typed broken, is no reason to stop.
+            stream.reconfigure(errors="replace")
     args = _parser().parse_args(arguments)
     try:
         if args.command == "chat":
@@ -29,11 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "doctor":
             return doctor_command.run(args)
         return _serve(args)
+    except (KeyboardInterrupt, LoadCancelled, Cancelled):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has heard enough; Python must not try to flush the rest when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except QuorumError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

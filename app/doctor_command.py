@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import platform
@@ -64,28 +65,28 @@ def machine_document() -> dict[str, Any]:
 
 def _model_document(choice: SetChoice) -> dict[str, Any]:
     progress = ProgressLine()
-    with interrupt_event() as cancel:
+    with interrupt_event() as cancel, contextlib.ExitStack() as resources:
+
+        def show_comparison(share: float) -> None:
+            if cancel.is_set():
+                raise KeyboardInterrupt
+            progress.show("Comparing batches with single tokens", share)
+
+        resources.callback(progress.clear)
         config = preparation(choice)(progress.show, cancel)
         loaded = LoadedSet.load(config, progress.show, cancel)
-        try:
-            report = probe(
-                loaded.context,
-                reaches_beyond_512=True,
-                progress=lambda share: progress.show("Comparing batches with single tokens", share),
-            )
-            progress.clear()
-            cost = loaded.learning.cost
-            return {
-                "path": str(config.target),
-                "description": loaded.model.description,
-                "kv_type": loaded.context.settings.kv_type.name,
-                "can_roll_back": loaded.model.can_roll_back,
-                "one_token_pass_ms": cost.verify_ms(1, 0),
-                "pass_cost_by_tokens": [round(ms / cost.verify_ms(1, 0), 2) for ms in cost.curve(0, 16)],
-                "exactness": exactness_document(report),
-            }
-        finally:
-            loaded.close()
+        resources.callback(loaded.close)
+        report = probe(loaded.context, reaches_beyond_512=True, progress=show_comparison)
+        cost = loaded.learning.cost
+        return {
+            "path": str(config.target),
+            "description": loaded.model.description,
+            "kv_type": loaded.context.settings.kv_type.name,
+            "can_roll_back": loaded.model.can_roll_back,
+            "one_token_pass_ms": cost.verify_ms(1, 0),
+            "pass_cost_by_tokens": [round(ms / cost.verify_ms(1, 0), 2) for ms in cost.curve(0, 16)],
+            "exactness": exactness_document(report),
+        }
 
 
 def exactness_document(report: ExactnessReport) -> dict[str, Any]:

@@ -34,7 +34,9 @@ class ProgressLine:
         self.show(progress.phase, progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0)
 
     def clear(self) -> None:
-        if self._is_live and self._last:
+        """Erase the line, once: what stands there later is not progress."""
+        if self._last:
+            self._last = 0.0
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
 
