@@ -147,7 +147,7 @@ class AutoPlanner(Planner):
         self._cost = cost
         self._acceptance = acceptance
         self._runs_apart = runs_apart
-        self._choices = [((), False), *_choices(names, look_ahead)]
+        self._choices = [((), False), *_choices(names, look_ahead, runs_apart=runs_apart)]
         self._arms: dict[tuple[Choice, int], Arm] = {}
         self._chosen: dict[int, Choice] = {}
         self._credit_ms = FIRST_CREDIT_MS
@@ -265,11 +265,14 @@ class AutoPlanner(Planner):
         return "only text look-up drafts: draft models cost more than they save here"
 
 
-def _choices(names: Sequence[str], look_ahead: LookAhead) -> list[Choice]:
+def _choices(names: Sequence[str], look_ahead: LookAhead, *, runs_apart: bool) -> list[Choice]:
     """All subsets of up to three drafters; of more, each alone and all together."""
     if len(names) <= 3:
         sets = [subset for size in range(1, len(names) + 1) for subset in itertools.combinations(names, size)]
     else:
         sets = [*((name,) for name in names), tuple(names)]
-    ways = {LookAhead.AUTO: (False, True), LookAhead.ON: (True,), LookAhead.OFF: (False,)}[look_ahead]
-    return [(subset, way) for subset in sets for way in ways]
+    if look_ahead is LookAhead.AUTO:
+        # On shared cores running ahead seldom pays; one drafter is enough to find out whether it does.
+        ahead = sets if runs_apart else sets[:1]
+        return [*((subset, False) for subset in sets), *((subset, True) for subset in ahead)]
+    return [(subset, look_ahead is LookAhead.ON) for subset in sets]
