@@ -9,13 +9,13 @@ import argparse
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from gguf.constants import LlamaFileType
 
+from app.terminal import TransferLine, size_text
 from engine.config import SetConfig
 from engine.errors import SettingError
 from models import hub
@@ -27,7 +27,6 @@ from models.identity import known_sha256s
 from models.layer_search import DEFAULT_SECONDS, SearchResult, search
 from models.library import STARTER_NAME, InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
 from models.pairing import Verdict, choose_drafters, pairings, suggest
-from models.progress import Progress
 from models.starter import fetch_starter
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def _recommend(_: argparse.Namespace) -> None:
 
 
 def _fetch(args: argparse.Namespace) -> None:
-    with ProgressLine(sys.stderr) as line:
+    with TransferLine(sys.stderr) as line:
         for reference in _references(args.what):
             print(fetch_starter(line.show) if reference == STARTER_NAME else hub.fetch(reference, line.show))
 
@@ -176,7 +175,7 @@ def _derive(args: argparse.Namespace) -> None:
     file_type = _FORMATS[args.bits] if args.bits else None
     if args.search and args.drop is not None:
         raise SettingError("--search chooses the layers itself; leave out --drop, or --search")
-    with ProgressLine(sys.stderr) as line:
+    with TransferLine(sys.stderr) as line:
         if args.search:
             result = search(target, file_type or default_format(facts), args.seconds, line.show, drop_count=args.count)
             made = result.made
@@ -185,7 +184,7 @@ def _derive(args: argparse.Namespace) -> None:
         else:
             made = derive(target, args.drop or (), file_type, line.show)
     print(made.path)
-    print(f"{made.name}: {_size(made.size_bytes)}, target {_size(facts.size_bytes)}", file=sys.stderr)
+    print(f"{made.name}: {size_text(made.size_bytes)}, target {size_text(facts.size_bytes)}", file=sys.stderr)
     if args.search:
         print(_findings(result), file=sys.stderr)
 
@@ -216,58 +215,6 @@ def _add_folder(args: argparse.Namespace) -> None:
     print(f"{args.folder}: {found} model file{'' if found == 1 else 's'}", file=sys.stderr)
 
 
-class ProgressLine:
-    """Shows readings on one line of a terminal, and a line for each phase elsewhere; ends the line on leaving."""
-
-    _SECONDS_BETWEEN = 0.2
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._phase = ""
-        self._width = 0
-        self._shown_at = 0.0
-
-    def __enter__(self) -> ProgressLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._width:
-            print(file=self._stream)
-
-    def show(self, progress: Progress) -> None:
-        is_new = progress.phase != self._phase
-        now = time.monotonic()
-        is_done = progress.share == 1
-        if not is_new and not is_done and now - self._shown_at < self._SECONDS_BETWEEN:
-            return
-        self._shown_at = now
-        if not self._is_terminal:
-            if is_new:
-                print(progress.phase, file=self._stream, flush=True)
-            self._phase = progress.phase
-            return
-        if is_new and self._width:
-            print(file=self._stream)
-            self._width = 0
-        self._phase = progress.phase
-        text = _reading(progress)
-        print(f"\r{text.ljust(self._width)}", end="", file=self._stream, flush=True)
-        self._width = len(text)
-
-
-def _reading(progress: Progress) -> str:
-    if progress.share is None:
-        return progress.phase
-    text = f"{progress.phase}: {int(100 * progress.share)} %"
-    if progress.total_bytes:
-        text += f" of {_size(progress.total_bytes)}"
-    if progress.seconds_left is None:
-        return text
-    minutes, seconds = divmod(round(progress.seconds_left), 60)
-    return f"{text}, {_size(progress.bytes_per_second)}/s, {minutes}:{seconds:02d} left"
-
-
 def _layers(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise argparse.ArgumentTypeError(f"layers are numbers with commas between them, as 10,14; found {text!r}")
@@ -280,7 +227,7 @@ def _row(model: InstalledModel) -> tuple[str, ...]:
         return (model.name, "-", "-", "-", "-", model.origin.value)
     return (
         model.name,
-        _size(facts.size_bytes),
+        size_text(facts.size_bytes),
         facts.quantisation,
         f"{facts.parameter_count / 1e6:,.0f} M",
         str(facts.context_tokens),
@@ -323,10 +270,6 @@ def _verdict_as_json(verdict: Verdict) -> dict[str, object]:
         "caution": verdict.caution,
         "suggestion": verdict.suggestion,
     }
-
-
-def _size(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 
 def _print_json(value: object) -> None:

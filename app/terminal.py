@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import TextIO
 
 from models.progress import Progress
 
@@ -39,6 +40,63 @@ class ProgressLine:
             self._last = 0.0
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
+
+
+class TransferLine:
+    """Shows readings on one line of a terminal, and a line for each phase elsewhere; ends the line on leaving."""
+
+    _SECONDS_BETWEEN = 0.2
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._phase = ""
+        self._width = 0
+        self._shown_at = 0.0
+
+    def __enter__(self) -> TransferLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            print(file=self._stream)
+
+    def show(self, progress: Progress) -> None:
+        is_new = progress.phase != self._phase
+        now = time.monotonic()
+        is_done = progress.share == 1
+        if not is_new and not is_done and now - self._shown_at < self._SECONDS_BETWEEN:
+            return
+        self._shown_at = now
+        if not self._is_terminal:
+            if is_new:
+                print(progress.phase, file=self._stream, flush=True)
+            self._phase = progress.phase
+            return
+        if is_new and self._width:
+            print(file=self._stream)
+            self._width = 0
+        self._phase = progress.phase
+        text = _reading(progress)
+        print(f"\r{text.ljust(self._width)}", end="", file=self._stream, flush=True)
+        self._width = len(text)
+
+
+def _reading(progress: Progress) -> str:
+    if progress.share is None:
+        return progress.phase
+    text = f"{progress.phase}: {int(100 * progress.share)} %"
+    if progress.total_bytes:
+        text += f" of {size_text(progress.total_bytes)}"
+    if progress.seconds_left is None:
+        return text
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    return f"{text}, {size_text(progress.bytes_per_second)}/s, {minutes}:{seconds:02d} left"
+
+
+def size_text(size_bytes: float) -> str:
+    """A size as people read it."""
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from app import models_command
-from app.models_command import ProgressLine, add_parser, run
+from app.models_command import add_parser, run
+from app.terminal import TransferLine
 from engine.errors import ModelFileError, SettingError
 from models import agreement, hub, layer_search
 from models.catalogue import Machine, MachineKind, recommended
@@ -166,7 +167,7 @@ def test_progress_rewrites_a_line_on_a_terminal_and_adds_lines_elsewhere() -> No
     readings = [Progress("copying", 0, 10**9, 10**7), Progress("copying", 10**9, 10**9), Progress("quantising")]
     terminal, pipe = _Terminal(), io.StringIO()
     for stream in (terminal, pipe):
-        with ProgressLine(stream) as line:
+        with TransferLine(stream) as line:
             for reading in readings:
                 line.show(reading)
     assert terminal.getvalue().startswith("\rcopying: 0 % of 1.00 GB, 10 MB/s, 1:40 left\rcopying: 100 % of 1.00 GB ")

@@ -35,7 +35,7 @@ from models.starter import (
     is_present,
     starter_path,
 )
-from tests.models.conftest import serve_from
+from tests.conftest import serve_from
 
 
 def everything_in(home: Path) -> list[str]:
