@@ -1,7 +1,7 @@
 """Does a position's logits depend on the batch it is scored in? Measured on the loaded model, never assumed.
 
-A fixed text is scored one token at a time, then again in batches of the sizes drafting uses and in prompt-sized
-chunks. Where all rows are bit-equal, verifying a draft gives exactly the choices that plain decoding gives.
+A fixed text is scored one token at a time, then again in batches of the sizes drafting uses. Where all rows are
+bit-equal, verifying a draft gives exactly the choices that plain decoding gives. How a prompt was read is not compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROBED_TEXT = (
     "The harbour was quiet when the first boats came in. Mira counted the crates, wrote 14 in her notebook, and "
     'asked: "Is this all?" def total(items): return sum(item.price for item in items) # 3.50 + 2.25 = 5.75. '
 )
-SHORT_PROBE_TOKENS = 48
+PROBED_TOKENS = 48
 LONG_PROBE_START = 520
 """Beyond 512 cells llama.cpp may split attention over threads, and results may change with it."""
 PROBED_BATCHES = (2, 3, 4, 5, 8, 12, 16)
@@ -79,9 +79,9 @@ def probe(
     vocabulary = context.model.vocabulary
     text = vocabulary.tokenize(PROBED_TEXT, adds_special=False)
     starts = [0]
-    if reaches_beyond_512 and context.context_tokens > LONG_PROBE_START + SHORT_PROBE_TOKENS:
+    if reaches_beyond_512 and context.context_tokens > LONG_PROBE_START + PROBED_TOKENS:
         starts.append(LONG_PROBE_START)
-    needed = starts[-1] + SHORT_PROBE_TOKENS
+    needed = starts[-1] + PROBED_TOKENS
     tokens = (text * (needed // len(text) + 1))[:needed]
     sequence = context.allocate()
     findings: list[SizeFinding] = []
@@ -89,9 +89,10 @@ def probe(
     try:
         for start in starts:
             _fill(context, sequence, tokens[:start])
-            reference = _score(context, sequence, tokens[start:], 1)
+            probed = tokens[start : start + PROBED_TOKENS]
+            reference = _score(context, sequence, probed, 1)
             for size in PROBED_BATCHES:
-                rows = _score(context, sequence, tokens[start:], size)
+                rows = _score(context, sequence, probed, size)
                 findings.append(_compare(reference, rows, size, start))
                 if progress is not None:
                     progress((len(findings) + start // LONG_PROBE_START + 1) / total)
