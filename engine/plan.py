@@ -27,8 +27,11 @@ PROBE_SHARE = 0.02
 """At most this share of time goes into trying what is not believed best."""
 FIRST_CREDIT_MS = 100.0
 MOST_CREDIT_MS = 1000.0
+LEAST_LOSS_MS = 1.0
 ARM_MEMORY = 0.96
 ARM_PRIOR_STEPS = 2.0
+STALE_STEPS = 100
+"""What a choice brought longer ago than this counts as little as a guess: the task may have changed since."""
 SWITCH_MARGIN = 1.02
 """A challenger must be faster by this factor; it stops flapping between equals."""
 EXPECTED_ANSWER_TOKENS = 200
@@ -117,10 +120,18 @@ class Arm:
     def tokens_per_ms(self) -> float:
         return self.tokens / self.time_ms
 
-    def learn(self, tokens: int, elapsed_ms: float) -> None:
-        self.steps = self.steps * ARM_MEMORY + 1
-        self.tokens = self.tokens * ARM_MEMORY + tokens
-        self.time_ms = self.time_ms * ARM_MEMORY + elapsed_ms
+    def learn(self, tokens: int, elapsed_ms: float, step: int) -> None:
+        memory = ARM_MEMORY
+        if step - self.last_tried > STALE_STEPS:
+            memory = min(memory, ARM_PRIOR_STEPS / self.steps)
+        self.steps = self.steps * memory + 1
+        self.tokens = self.tokens * memory + tokens
+        self.time_ms = self.time_ms * memory + elapsed_ms
+        self.last_tried = step
+
+    def loss_ms(self, best: Arm) -> float:
+        """What one step with this choice is expected to cost more than its tokens would with the best."""
+        return max((self.time_ms - self.tokens / best.tokens_per_ms) / self.steps, LEAST_LOSS_MS)
 
 
 Choice = tuple[tuple[str, ...], bool]
@@ -166,7 +177,11 @@ class AutoPlanner(Planner):
         self._chosen[bucket] = best
         pace = max(arms[best].tokens_per_ms, self._plain_pace(situation.context_tokens))
         length = min(LONGEST_DRAFT, situation.room_tokens)
-        catch_up = self._worth_catching_up(situation, late, pace) if situation.emitted_tokens else ()
+        catch_up: tuple[str, ...] = ()
+        if situation.emitted_tokens:
+            catch_up = self._worth_catching_up(situation, late, pace) or self._read_for_trial(
+                situation, late, arms[best]
+            )
         probe = self._probe(arms, best, situation)
         names, look_ahead = probe or best
         return Plan(
@@ -187,8 +202,7 @@ class AutoPlanner(Planner):
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * step_ms, MOST_CREDIT_MS)
         arm = self._arms.get(((plan.drafters, plan.look_ahead), plan.bucket))
         if arm is not None:
-            arm.learn(emitted, step_ms)
-            arm.last_tried = self._steps
+            arm.learn(emitted, step_ms, self._steps)
 
     def _bucket(self, hint: VotedDraft) -> int:
         """How promising the free draft is: 0 nothing, 1 something, 2 several tokens likely."""
@@ -236,9 +250,22 @@ class AutoPlanner(Planner):
         for name in late:
             arm = self._arm(((name,), False), 0, situation.context_tokens)
             saved_ms = remaining * (1 / pace - 1 / arm.tokens_per_ms)
-            profit_ms = saved_ms - situation.behind_tokens[name] * self._cost.read_ms(name)
+            profit_ms = saved_ms - self._reading_ms(name, situation)
             best = max(best, (profit_ms, (name,)))
         return best[1]
+
+    def _read_for_trial(self, situation: Situation, late: Sequence[str], best: Arm) -> tuple[str, ...]:
+        """A late drafter that can be read and tried from what was saved up; otherwise it would never be heard again."""
+        arms = {name: self._arm(((name,), False), 0, situation.context_tokens) for name in late}
+        for name in sorted(late, key=lambda name: arms[name].last_tried):
+            reading_ms = self._reading_ms(name, situation)
+            if reading_ms + arms[name].loss_ms(best) <= self._credit_ms:
+                self._credit_ms -= reading_ms * min(1.0, CATCH_UP_SLICE_TOKENS / situation.behind_tokens[name])
+                return (name,)
+        return ()
+
+    def _reading_ms(self, name: str, situation: Situation) -> float:
+        return situation.behind_tokens[name] * self._cost.read_ms(name)
 
     def _probe(self, arms: Mapping[Choice, Arm], best: Choice, situation: Situation) -> Choice | None:
         """Another choice whose turn it is to be tried, when the saved-up time allows."""
@@ -246,10 +273,7 @@ class AutoPlanner(Planner):
         if not others or situation.room_tokens == 0:
             return None
         choice = min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
-        arm = arms[choice]
-        loss_ms = max(arm.time_ms - arm.tokens / arms[best].tokens_per_ms, 0.0) / arm.steps
-        loss_ms += sum(situation.behind_tokens[name] * self._cost.read_ms(name) for name in choice[0])
-        loss_ms = max(loss_ms, 1.0)
+        loss_ms = arms[choice].loss_ms(arms[best]) + sum(self._reading_ms(name, situation) for name in choice[0])
         if loss_ms > self._credit_ms:
             return None
         self._credit_ms -= loss_ms

@@ -12,7 +12,7 @@ from engine.config import LookAhead, Policy, Speculation
 from engine.cost import CALIBRATED_SIZES, CostModel
 from engine.learning import Learning
 from engine.length import LONGEST_DRAFT
-from engine.plan import FIRST_CREDIT_MS, PROBE_SHARE, READY_BEHIND_TOKENS, Plan, Situation
+from engine.plan import CATCH_UP_SLICE_TOKENS, FIRST_CREDIT_MS, PROBE_SHARE, READY_BEHIND_TOKENS, Plan, Situation
 from engine.types import VotedDraft
 
 PLAIN_MS = 20.0
@@ -120,6 +120,59 @@ def test_a_drafter_that_begins_to_help_is_switched_on_again() -> None:
     assert Counter(simulation.picked[-100:])[()] >= 95
     simulation.run(1500, helpful)
     assert Counter(simulation.picked[-100:])["a",] == 100
+
+
+@dataclass
+class Conversation:
+    """Answers of 200 steps by one drafter, which must read each prompt and falls behind while it rests."""
+
+    prompt_tokens: int
+    read_ms: float
+    time_ms: float = 0.0
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        learning = a_learning(["a"], read_ms=self.read_ms)
+        self.planner = learning.planner(Speculation(look_ahead=LookAhead.OFF))
+
+    def answer(self, outcome: Outcome) -> int:
+        """Gives the number of steps that the drafter took part in."""
+        behind = self.prompt_tokens
+        drafted = 0
+        for step in range(200):
+            self.steps += 1
+            plan = self.planner.plan(situation(step, behind={"a": behind}))
+            if plan.catch_up:
+                read = min(behind, CATCH_UP_SLICE_TOKENS)
+                behind -= read
+                self.time_ms += read * self.read_ms
+            elif plan.drafters:
+                self.time_ms += behind * self.read_ms
+                behind = 0
+                drafted += 1
+            tokens, step_ms = outcome(plan, self.steps)
+            self.planner.learn(plan, tokens, step_ms)
+            self.time_ms += step_ms
+            behind += tokens
+        return drafted
+
+
+def test_a_drafter_that_once_disappointed_is_heard_again_in_later_answers() -> None:
+    conversation = Conversation(prompt_tokens=80, read_ms=0.5)
+    assert sum(conversation.answer(hostile) for _ in range(4)) < 40
+    assert max(conversation.answer(helpful) for _ in range(4)) > 150
+
+
+@pytest.mark.parametrize("prompt_tokens", [20, 80, 400])
+def test_a_hostile_drafters_reading_is_paid_from_the_same_two_percent(prompt_tokens: int) -> None:
+    conversation = Conversation(prompt_tokens, read_ms=1.5)
+    for _ in range(10):
+        conversation.answer(hostile)
+    start_ms, start_steps = conversation.time_ms, conversation.steps
+    for _ in range(50):
+        conversation.answer(hostile)
+    plain_ms = (conversation.steps - start_steps) * PLAIN_MS
+    assert conversation.time_ms - start_ms <= (1 + 1.5 * PROBE_SHARE) * plain_ms
 
 
 def test_equals_are_not_flapped_between() -> None:
