@@ -233,12 +233,16 @@ def test_a_second_tab_waits_its_turn(page: Page, context: BrowserContext, server
 
 
 def test_retry_and_clear(page: Page) -> None:
-    set_control(page, "sampling-section", "max-tokens", "12")
     expect(page.locator("#retry")).to_be_hidden()
-    ask(page, "Name a colour.")
-    expect(page.locator("#retry")).to_be_visible()
+    # Long answers, stopped: a short one may be over before anybody sees that it is running.
+    ask(page, LONG)
+    answer_longer_than(page, 20)
+    expect(page.locator("#retry")).to_be_hidden()
+    page.keyboard.press("Escape")
     page.locator("#retry").click()
     expect(page.locator("#retry")).to_be_hidden()
+    answer_longer_than(page, 20)
+    page.keyboard.press("Escape")
     expect(page.locator("#retry")).to_be_visible()
     expect(page.locator("#chat .user.message")).to_have_count(1)
     page.locator("#clear").click()
