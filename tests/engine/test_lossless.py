@@ -275,8 +275,9 @@ def shown(loaded: LoadedSet, tokens: Sequence[int]) -> str:
 def test_two_conversations_on_one_set_do_not_disturb_each_other(everything: LoadedSet, session: Session) -> None:
     other = Session(everything)
     speculation = SPECULATIONS["run ahead"]
-    plain = {text: fresh(everything, tokens_of(everything, text)).token_ids for text in ("Once upon a", "def main(")}
-    given = settings(speculation, GREEDY, MAX_TOKENS)
+    texts = ("Once upon a", "def main(")
+    plain = {text: fresh(everything, tokens_of(everything, text), GREEDY, 16).token_ids for text in texts}
+    given = settings(speculation, GREEDY, 16)
     # By turns, and then step by step: the drafters hear both, the target must not care.
     for text, one in zip(plain, (session, other), strict=True):
         assert answer(one.generate(tokens_of(everything, text), given, never())).token_ids == plain[text]
