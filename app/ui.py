@@ -79,10 +79,11 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     followed(command(layout.refresh.click, lambda: None, None, None))
 
     for event in (layout.question.submit, layout.send.click):
-        followed(command(event, handlers.ask, asking, [layout.question, layout.notice]))
-    followed(command(layout.chat.example_select, handlers.ask_example, asking, layout.notice))
+        followed(command(event, handlers.ask, asking, [layout.conversation, layout.question, layout.notice]))
+    noticed = [layout.conversation, layout.notice]
+    followed(command(layout.chat.example_select, handlers.ask_example, asking, noticed))
     followed(command(layout.retry.click, handlers.ask_again, asking, layout.notice))
-    followed(command(layout.clear.click, handlers.clear, layout.conversation, [layout.conversation, layout.notice]))
+    followed(command(layout.clear.click, handlers.clear, layout.conversation, noticed))
     command(layout.stop.click, handlers.stop, layout.conversation, None)
 
     for asked in (
@@ -147,13 +148,14 @@ class _Handlers:
             return last
         return conversations.create().id
 
-    def ask(self, values: Values) -> tuple[str, str]:
-        """Returns what is to stand in the message box, and what stood in the way."""
+    def ask(self, values: Values) -> tuple[str, str, str]:
+        """Returns the conversation, what is to stand in the message box, and what stood in the way."""
         question = values[self._layout.question]
-        problem = self._ask(values, question)
-        return (question if problem else "", problem)
+        conversation_id, problem = self._ask(values, question)
+        return conversation_id, question if problem else "", problem
 
-    def ask_example(self, values: Values, example: gr.SelectData) -> str:
+    def ask_example(self, values: Values, example: gr.SelectData) -> tuple[str, str]:
+        """Returns the conversation, and what stood in the way."""
         return self._ask(values, example.value["text"])
 
     def ask_again(self, values: Values) -> str:
@@ -191,15 +193,20 @@ class _Handlers:
         loaded = self._service.loaded
         return drafter_updates(target, loaded.config if loaded else None)
 
-    def _ask(self, values: Values, question: str) -> str:
-        return _attempt(
+    def _ask(self, values: Values, question: str) -> tuple[str, str]:
+        conversation_id = values[self._layout.conversation]
+        if self._service.conversations.get(conversation_id) is None:
+            # Asked before the page had its conversation, or the program was started anew under an open page.
+            conversation_id = self._service.conversations.create().id
+        problem = _attempt(
             lambda: self._service.ask(
-                values[self._layout.conversation],
+                conversation_id,
                 question,
                 self._layout.answers.settings(values),
                 self._layout.answers.said_before(values),
             )
         )
+        return conversation_id, problem
 
 
 def _attempt(action: Callable[[], object]) -> str:

@@ -232,6 +232,16 @@ def test_a_second_tab_waits_its_turn(page: Page, context: BrowserContext, server
     assert other.locator("#chat .user.message").all_inner_texts() == ["Name a colour."]
 
 
+def test_a_question_typed_before_the_page_has_settled_is_answered(context: BrowserContext, server: Server) -> None:
+    page = context.new_page()
+    page.goto(server.url)
+    box = page.locator("#message textarea")
+    box.fill("Name a colour.")
+    box.press("Enter")
+    answer_longer_than(page, 2)
+    expect(page.locator("#chat .user.message")).to_have_count(1)
+
+
 def test_retry_and_clear(page: Page) -> None:
     expect(page.locator("#retry")).to_be_hidden()
     # Long answers, stopped: a short one may be over before anybody sees that it is running.
