@@ -15,31 +15,68 @@ from typing import Any
 from engine.errors import EnvironmentProblem
 
 REQUIRED_VERSION = "0.3.36"
-REQUIRED_FUNCTIONS = (
+REQUIRED_NAMES = (
     "llama_backend_init",
     "llama_batch_free",
     "llama_batch_init",
+    "llama_context_default_params",
     "llama_decode",
+    "llama_free",
     "llama_get_logits",
     "llama_get_memory",
     "llama_init_from_model",
+    "llama_log_callback",
     "llama_log_set",
-    "llama_memory_clear",
     "llama_memory_seq_cp",
     "llama_memory_seq_rm",
     "llama_model_chat_template",
+    "llama_model_default_params",
+    "llama_model_desc",
+    "llama_model_free",
+    "llama_model_get_vocab",
     "llama_model_is_hybrid",
     "llama_model_is_recurrent",
     "llama_model_load_from_file",
+    "llama_model_n_ctx_train",
+    "llama_model_n_embd",
+    "llama_model_n_head",
+    "llama_model_n_head_kv",
+    "llama_model_n_layer",
     "llama_model_quantize",
+    "llama_model_quantize_default_params",
+    "llama_model_size",
+    "llama_n_ctx",
+    "llama_print_system_info",
+    "llama_progress_callback",
+    "llama_sampler_accept",
+    "llama_sampler_chain_add",
+    "llama_sampler_chain_default_params",
     "llama_sampler_chain_init",
+    "llama_sampler_free",
+    "llama_sampler_init_dist",
+    "llama_sampler_init_greedy",
+    "llama_sampler_init_min_p",
+    "llama_sampler_init_penalties",
+    "llama_sampler_init_temp",
+    "llama_sampler_init_top_k",
+    "llama_sampler_init_top_p",
     "llama_sampler_sample",
     "llama_set_abort_callback",
     "llama_set_n_threads",
+    "llama_supports_gpu_offload",
     "llama_synchronize",
+    "llama_token",
     "llama_token_to_piece",
     "llama_tokenize",
+    "llama_vocab_bos",
+    "llama_vocab_eos",
+    "llama_vocab_get_add_bos",
+    "llama_vocab_get_add_eos",
+    "llama_vocab_get_text",
+    "llama_vocab_is_control",
     "llama_vocab_is_eog",
+    "llama_vocab_n_tokens",
+    "llama_vocab_type",
 )
 
 OPENMP_SPIN_COUNT = 3000
@@ -85,7 +122,7 @@ class Native:
     """The loaded llama.cpp library: `lib` is the binding module, `log` what it has logged."""
 
     def __init__(self, lib: ModuleType) -> None:
-        missing = [name for name in REQUIRED_FUNCTIONS if not hasattr(lib, name)]
+        missing = [name for name in REQUIRED_NAMES if not hasattr(lib, name)]
         version = str(getattr(lib, "__version__", "of unknown version"))
         if missing:
             raise EnvironmentProblem(
