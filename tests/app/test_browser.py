@@ -148,6 +148,9 @@ def set_control(page: Page, section: str, control: str, value: str) -> None:
     if not box.is_visible():
         page.locator(f"#{section} button").first.click()
     box.fill(value)
+    box.press("Tab")
+    # The page takes a value over a moment after it was typed; nobody clicks on within that moment.
+    page.wait_for_timeout(300)
 
 
 def answers(page: Page) -> Locator:
