@@ -150,7 +150,7 @@ def set_control(page: Page, section: str, control: str, value: str) -> None:
     box.fill(value)
     box.press("Tab")
     # The page takes a value over a moment after it was typed; nobody clicks on within that moment.
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(1000)
 
 
 def answers(page: Page) -> Locator:
