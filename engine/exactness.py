@@ -72,7 +72,7 @@ def probe(
     """Compare batches with single tokens on a sequence of its own.
 
     Args:
-        context: Its owner thread must call; other sequences are untouched.
+        context: Its owner thread must call; other sequences wait meanwhile.
         reaches_beyond_512: Also compare after 520 tokens of context, which takes a longer prefill.
         progress: Called with the share done.
     """
@@ -84,6 +84,7 @@ def probe(
     needed = starts[-1] + PROBED_TOKENS
     tokens = (text * (needed // len(text) + 1))[:needed]
     sequence = context.allocate()
+    context.hold_alone(sequence)
     findings: list[SizeFinding] = []
     total = len(starts) * (1 + len(PROBED_BATCHES))
     try:

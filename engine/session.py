@@ -1,7 +1,8 @@
 """A conversation with a loaded set: tokens, sampler, stop rules, statistics; and the events of each answer.
 
-The session owns the target's sequence and what is in it. A new prompt keeps the longest common prefix with the last
-one, in the target and in every drafter, and evaluates only what lies past it.
+The session owns the target's sequence and what is in it, and has the target's cache for itself while it computes: only
+so does it say the same whatever other conversations there are. A new prompt keeps the longest common prefix with the
+last one, in the target and in every drafter, and evaluates only what lies past it.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class Session:
                 reason = answer.limit_reached(len(self._tokens), self._context.context_tokens)
                 result = None
                 if reason is None:
+                    self._context.hold_alone(self._sequence)
                     result = None if cancel.is_set() else pipeline.step(answer.remaining_tokens, cancel)
                     reason = FinishReason.CANCELLED if result is None else None
                 if result is not None:
@@ -154,6 +156,7 @@ class Session:
 
     def _rebase(self, prompt: Sequence[int]) -> int:
         """Cut the cache back to what it shares with the prompt; returns the tokens that stay."""
+        self._context.hold_alone(self._sequence)
         cached = self._context.length(self._sequence)
         shared = 0
         limit = min(cached, len(prompt) - 1)
@@ -170,6 +173,7 @@ class Session:
         try:
             while position < end:
                 chunk = prompt[position : min(position + size, end)]
+                self._context.hold_alone(self._sequence)
                 self._context.decode([Run(self._sequence, chunk, 0)], cancel)
                 position += len(chunk)
                 yield position

@@ -2,6 +2,9 @@
 
 The context owns the length of every sequence. A pass either happens, and lengths grow by it, or raises, and every
 sequence is as it was, or empty where a model cannot take tokens back. One thread owns a context: the one that made it.
+
+Attention adds up in the order of the cells, and sums depend on their order in the last bits. A sequence that shares the
+cache with others may come to lie out of order, in cells that another one left; alone it never does.
 """
 
 from __future__ import annotations
@@ -102,6 +105,8 @@ class Context:
         self._native_sequence_pointers = self._sequence_pointers.copy()
         self._sequence_pointers[:] = self._batch_sequences.ctypes.data + 4 * np.arange(room, dtype=np.uint64)
         self._lengths: dict[int, int] = {}
+        self._put_aside: dict[int, Any] = {}
+        """State of sequences whose cells were cleared for another one."""
         self._outputs = 0
         self._cancel: threading.Event | None = None
         self._abort_callback = lib.ggml_abort_callback(self._is_cancelled)
@@ -131,6 +136,7 @@ class Context:
         """Drop a sequence and its cells."""
         self._check_owner()
         del self._lengths[sequence]
+        self._put_aside.pop(sequence, None)
         self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
     def length(self, sequence: int) -> int:
@@ -143,6 +149,7 @@ class Context:
         A model that cannot roll back loses the whole sequence instead; its length is then zero.
         """
         self._check_owner()
+        assert sequence not in self._put_aside, "only what is in the cache can be cut"
         current = self._lengths[sequence]
         if length > current:
             raise ValueError(f"sequence {sequence} has {current} tokens, cannot be cut to {length}")
@@ -157,8 +164,35 @@ class Context:
             self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
             self._lengths[sequence] = 0
 
+    def hold_alone(self, sequence: int) -> None:
+        """Give this sequence the cache for itself; the others wait in memory, as they are, until their turn.
+
+        Raises:
+            DecodeError: its state could not be brought back; the sequence is empty.
+        """
+        self._check_owner()
+        held = [one for one, length in self._lengths.items() if length and one not in self._put_aside]
+        if held == [sequence]:
+            return
+        for one in held:
+            self._put_aside[one] = self._state(one)
+        # Empty, the cache is filled from its first cell on.
+        self._lib.llama_memory_clear(self._memory, False)
+        state = self._put_aside.pop(sequence, None)
+        if state is not None and not self._lib.llama_state_seq_set_data(self.handle, state, len(state), sequence):
+            length, self._lengths[sequence] = self._lengths[sequence], 0
+            raise DecodeError(f"a conversation of {length} tokens could not be brought back into the cache")
+
+    def _state(self, sequence: int) -> Any:
+        size_bytes = self._lib.llama_state_seq_get_size(self.handle, sequence)
+        state = (ctypes.c_uint8 * size_bytes)()
+        written_bytes = self._lib.llama_state_seq_get_data(self.handle, state, size_bytes, sequence)
+        assert written_bytes == size_bytes, "the size is what was told"
+        return state
+
     def copy(self, source: int) -> int:
         """A new sequence with the same tokens; the cells are shared, not copied."""
+        assert source not in self._put_aside, "only what is in the cache can be copied"
         branch = self.allocate()
         self._lib.llama_memory_seq_cp(self._memory, source, branch, -1, -1)
         self._lengths[branch] = self._lengths[source]
@@ -183,6 +217,7 @@ class Context:
         start = 0
         outputs = 0
         for run in runs:
+            assert run.sequence not in self._put_aside, "a pass needs its sequences in the cache"
             end = start + len(run.tokens)
             position = self._lengths[run.sequence]
             self._batch_tokens[start:end] = run.tokens
