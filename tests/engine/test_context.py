@@ -96,6 +96,64 @@ def test_two_sequences_in_one_pass_are_as_each_alone(model: Model, context: Cont
     assert (context.length(one), context.length(two)) == (23, 14)
 
 
+def test_alone_a_sequence_is_bit_equal_whatever_other_sequences_leave(
+    model: Model, context: Context, text: list[int]
+) -> None:
+    """In a shared cache it would go on in the cells that another one left before it, and add up in another order."""
+    one, two = context.allocate(), context.allocate()
+    read(context, one, text[100:150])
+    context.hold_alone(two)
+    read(context, two, text[:40])
+    context.free(one)
+    context.hold_alone(two)
+    assert np.array_equal(read(context, two, text[40:70]), fresh_row(model, text[:70]))
+
+
+def test_sequences_take_turns_and_find_everything_as_they_left_it(
+    model: Model, context: Context, text: list[int]
+) -> None:
+    parts = {context.allocate(): text[:130], context.allocate(): text[60:200]}
+    for start in range(0, 120, 30):
+        for sequence, tokens in parts.items():
+            context.hold_alone(sequence)
+            row = read(context, sequence, tokens[start : start + 30])
+            context.truncate(sequence, start + 20)
+            row = read(context, sequence, tokens[start + 20 : start + 30])
+            assert np.array_equal(row, fresh_row(model, tokens[: start + 30]))
+    assert [context.length(sequence) for sequence in parts] == [120, 120]
+    first, second = parts
+    with pytest.raises(AssertionError, match="in the cache"):
+        context.decode([Run(first, text[:1], 1)])
+    with pytest.raises(AssertionError, match="in the cache"):
+        context.truncate(first, 3)
+    context.free(first)
+    assert context.allocate() == first
+    context.hold_alone(first)
+    assert np.array_equal(read(context, first, text[:30]), fresh_row(model, text[:30]))
+    context.hold_alone(second)
+    assert np.array_equal(read(context, second, parts[second][120:]), fresh_row(model, parts[second]))
+
+
+def test_both_together_may_be_longer_than_the_cache(context: Context, text: list[int]) -> None:
+    for sequence in (context.allocate(), context.allocate()):
+        context.hold_alone(sequence)
+        read(context, sequence, text[: ROOM - 20])
+
+
+def test_a_state_that_cannot_be_brought_back_leaves_an_empty_sequence(
+    context: Context, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = context.allocate(), context.allocate()
+    read(context, one, text[:20])
+    context.hold_alone(two)
+    monkeypatch.setattr(context._lib, "llama_state_seq_set_data", lambda *_: 0)
+    with pytest.raises(DecodeError, match="20 tokens could not be brought back"):
+        context.hold_alone(one)
+    assert context.length(one) == 0
+    context.hold_alone(one)
+    read(context, one, text[:20])
+
+
 def test_a_pass_without_room_changes_nothing(model: Model, context: Context, text: list[int]) -> None:
     one, two = context.allocate(), context.allocate()
     read(context, one, text[: ROOM - 10])

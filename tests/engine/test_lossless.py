@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from engine.config import LookAhead, Policy, Sampling, Speculation, VoteMode, WeightRule
 from engine.loader import LoadedSet
+from engine.runtime.context import FloatRows
 from engine.runtime.template import Message
 from engine.session import Session
 from engine.types import Finished
@@ -292,3 +294,26 @@ def test_two_conversations_on_one_set_do_not_disturb_each_other(everything: Load
                 last[place] = event
     assert [last[place].token_ids for place in range(2)] == list(plain.values())
     other.close()
+
+
+def test_what_other_conversations_leave_in_the_cache_changes_no_bit(everything: LoadedSet, session: Session) -> None:
+    """The rows of the last pass are compared: a difference in them changes a token only now and then."""
+    prompt = tokens_of(everything, PRICES)[:300]
+    given = settings(SPECULATIONS["run ahead"], GREEDY, 8)
+    before, after = Session(everything), Session(everything)
+    answer(before.generate(prompt[50:250], given, never()))
+    answer(session.generate(prompt[:100], given, never()))
+    answer(after.generate(prompt[20:150], given, never()))
+    before.close()
+    row = last_row(everything, session, prompt)
+    after.close()
+    alone = Session(everything)
+    assert np.array_equal(row, last_row(everything, alone, prompt))
+    alone.close()
+
+
+def last_row(loaded: LoadedSet, session: Session, prompt: Sequence[int]) -> FloatRows:
+    """The logits from which the first token after the prompt is chosen."""
+    answer(session.generate(prompt, settings(PLAIN, GREEDY, 1), never()))
+    row: FloatRows = loaded.context.logits()[-1].copy()
+    return row
