@@ -1,8 +1,9 @@
 """One engine session per conversation, a few at a time, so that a follow-up question finds its cache warm.
 
-All sessions share the cells of one cache. The pool closes those that were used longest ago, when there are too many
-and when the conversation at hand needs their room. What a closed session knew of its conversation's tokens is kept, so
-that a later one never tokenises an answer anew. Only the worker touches it.
+The session at work has the target's cache for itself; the others wait in main memory. The pool closes those that were
+used longest ago, when there are too many and when those that wait would take more memory than the cache does. What a
+closed session knew of its conversation's tokens is kept, so that a later one never tokenises an answer anew. Only the
+worker touches it.
 """
 
 from __future__ import annotations
@@ -37,15 +38,9 @@ class SessionPool:
                 self._close_oldest()
             self._sessions[conversation_id] = Session(self._loaded, self.remembered.pop(conversation_id, ()))
         self._sessions.move_to_end(conversation_id)
-        session = self._sessions[conversation_id]
-        self.make_room(len(session.tokens))
-        return session
-
-    def make_room(self, needed_tokens: int) -> None:
-        """Close other sessions until the one used last can hold so many tokens and take in one more batch."""
-        limit = self.context_tokens - needed_tokens - self._loaded.context.settings.batch_tokens
-        while len(self._sessions) > 1 and self._tokens_of_others() > limit:
+        while self._waiting_tokens() > self.context_tokens:
             self._close_oldest()
+        return self._sessions[conversation_id]
 
     def drop(self, conversation_id: str) -> None:
         """Close a conversation's session and forget what it knew."""
@@ -59,7 +54,7 @@ class SessionPool:
 
     @property
     def context_tokens(self) -> int:
-        """What all sessions together can hold."""
+        """What one conversation can hold."""
         return self._loaded.context.context_tokens
 
     @property
@@ -67,7 +62,7 @@ class SessionPool:
         """Longest unused first."""
         return tuple(self._sessions)
 
-    def _tokens_of_others(self) -> int:
+    def _waiting_tokens(self) -> int:
         return sum(len(session.tokens) for session in list(self._sessions.values())[:-1])
 
     def _close_oldest(self) -> None:

@@ -17,7 +17,7 @@ from engine.loader import FREE_DRAFTERS, LoadedSet
 from engine.runtime.model import LoadCancelled
 from engine.runtime.template import Message
 from engine.transcript import Piece
-from engine.types import FinishReason, PrefillProgress
+from engine.types import FinishReason
 from models.gguf_file import read_header
 from models.pairing import explain
 
@@ -134,8 +134,6 @@ class Worker:
             for event in session.chat(messages, run.settings, run.cancelled):
                 run.record(event)
                 self._has_learnt = True
-                tokens = event.total_tokens if isinstance(event, PrefillProgress) else len(session.tokens)
-                sessions.make_room(tokens)
                 if not run.is_read:
                     run.abandon()
         except QuorumError:

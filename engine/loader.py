@@ -160,16 +160,18 @@ def _make_context(config: SetConfig, model: Model) -> Context:
         model.kv_bytes_per_token * context_tokens + COMPUTE_BUFFER_BYTES,
         f"a context of {context_tokens} tokens",
     )
-    return Context(
-        model,
-        ContextSettings(
-            context_tokens=context_tokens,
-            kv_type=choose_kv_type(config.exactness),
-            threads=config.placement.threads,
-            max_outputs=MAX_DRAFT_TOKENS + 1,
-            max_sequences=TARGET_SEQUENCES,
-            batch_tokens=GPU_BATCH_TOKENS if has_gpu() else CPU_BATCH_TOKENS,
-        ),
+    return Context(model, target_settings(config, context_tokens))
+
+
+def target_settings(config: SetConfig, context_tokens: int) -> ContextSettings:
+    """How the target's context is made."""
+    return ContextSettings(
+        context_tokens=context_tokens,
+        kv_type=choose_kv_type(config.exactness),
+        threads=config.placement.threads,
+        max_outputs=MAX_DRAFT_TOKENS + 1,
+        max_sequences=TARGET_SEQUENCES,
+        batch_tokens=GPU_BATCH_TOKENS if has_gpu() else CPU_BATCH_TOKENS,
     )
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 import psutil
 
 from engine.config import KvType, ModelPlacement, SetConfig
-from engine.drafters.model import SCORED_CATCH_UP_TOKENS
-from engine.length import LONGEST_DRAFT
-from engine.loader import CPU_BATCH_TOKENS, FREE_DRAFTERS, GPU_BATCH_TOKENS, TARGET_SEQUENCES
+from engine.drafters.model import SPARE_CELLS, drafter_settings
+from engine.loader import FREE_DRAFTERS, target_settings
 from engine.runtime.api import native
 from engine.runtime.context import ContextSettings
-from engine.runtime.devices import choose_kv_type, has_gpu, list_devices
+from engine.runtime.devices import has_gpu, list_devices
 from models.dry_run import Finding, Layout, dry_run
 from models.gguf_file import GgufFacts, TensorFacts, read_header, read_tensors, split_paths
 
@@ -155,27 +154,11 @@ def estimate(path: Path, context_tokens: int, is_target: bool) -> MemoryNeed:
 
 
 def _target_layout(config: SetConfig, context_tokens: int) -> Layout:
-    """As `engine.loader` makes the target's context."""
-    settings = ContextSettings(
-        context_tokens=context_tokens,
-        kv_type=choose_kv_type(config.exactness),
-        threads=config.placement.threads,
-        max_outputs=LONGEST_DRAFT + 1,
-        max_sequences=TARGET_SEQUENCES,
-        batch_tokens=GPU_BATCH_TOKENS if has_gpu() else CPU_BATCH_TOKENS,
-    )
-    return Layout(config.target, config.placement.gpu_layers, settings)
+    return Layout(config.target, config.placement.gpu_layers, target_settings(config, context_tokens))
 
 
 def _drafter_layout(path: Path, placement: ModelPlacement, context_tokens: int) -> Layout:
-    """As a model drafter makes its context."""
-    settings = ContextSettings(
-        context_tokens=context_tokens,
-        kv_type=KvType.F16,
-        threads=placement.threads,
-        max_outputs=SCORED_CATCH_UP_TOKENS,
-    )
-    return Layout(path, placement.gpu_layers, settings)
+    return Layout(path, placement.gpu_layers, drafter_settings(placement, context_tokens))
 
 
 def _files(drafters: Sequence[str]) -> list[str]:
@@ -264,11 +247,13 @@ def _with_advice(result: Forecast) -> Forecast:
 
 def _less_context(result: Forecast) -> tuple[str, ...]:
     missing_bytes = result.lasting_bytes + RESERVE_BYTES - result.free_bytes
-    cache_bytes = sum(need.cache for need in result.needs)
+    bytes_per_token = sum(
+        need.cache / (result.context_tokens + (0 if need.is_target else SPARE_CELLS)) for need in result.needs
+    )
     tokens = result.context_tokens
     while tokens >= 2 * _FEW_CONTEXT_TOKENS:
         tokens //= 2
-        freed_bytes = cache_bytes * (1 - tokens / result.context_tokens)
+        freed_bytes = bytes_per_token * (result.context_tokens - tokens)
         if 0 < missing_bytes <= freed_bytes:
             return (f"--ctx {tokens} would free {_size(freed_bytes)} and make it fit",)
     return ()

@@ -31,6 +31,16 @@ SPARE_CELLS = 3 * MAX_DRAFT_TOKENS
 """Room beyond the target's context: for a draft at its end, and for a branch that runs ahead beside that draft."""
 
 
+def drafter_settings(placement: ModelPlacement, context_tokens: int) -> ContextSettings:
+    """How a draft model's context is made, for a target's context of so many tokens."""
+    return ContextSettings(
+        context_tokens=context_tokens + SPARE_CELLS,
+        kv_type=DRAFTER_KV_TYPE,
+        threads=placement.threads,
+        max_outputs=SCORED_CATCH_UP_TOKENS,
+    )
+
+
 class Prediction(NamedTuple):
     """The most probable next token, its probability, and the entropy of the distribution in nats."""
 
@@ -107,12 +117,7 @@ class ModelDrafter(Drafter):
                         f"{name} cannot draft: it is a recurrent model, which cannot take rejected tokens back. "
                         "Choose a drafter without recurrent layers."
                     )
-                settings = ContextSettings(
-                    context_tokens=context_tokens + SPARE_CELLS,
-                    kv_type=DRAFTER_KV_TYPE,
-                    threads=placement.threads,
-                    max_outputs=SCORED_CATCH_UP_TOKENS,
-                )
+                settings = drafter_settings(placement, context_tokens)
                 return cls(name, model, Context(model, settings), executor)
             except BaseException:
                 model.close()

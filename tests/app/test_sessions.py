@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -48,3 +49,15 @@ def test_a_dropped_conversation_is_forgotten(loaded_set: LoadedSet) -> None:
     assert pool.remembered == {}
     assert pool.session("first").remembered == ()
     pool.close()
+
+
+def test_those_that_wait_take_no_more_than_one_cache(set_config: SetConfig) -> None:
+    loaded = LoadedSet.load(replace(set_config, context_tokens=256))
+    pool = SessionPool(loaded, {})
+    long = "Here are some words that fill the context. " * 8
+    for number in range(4):
+        *_, _ = pool.session(f"{number}").chat([Message("user", long)], settings(4), threading.Event())
+    # Each holds more than a third of the cache, so that two may wait beside the one at work.
+    assert pool.conversation_ids == ("1", "2", "3")
+    pool.close()
+    loaded.close()
