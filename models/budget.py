@@ -27,6 +27,7 @@ RESERVE_BYTES = 300 * 2**20
 """Left free for the app itself, its measurements and other programs."""
 
 _BYTES_PER_NUMBER = {KvType.F16: 2.0, KvType.BF16: 2.0, KvType.Q8_0: 34 / 32}
+_CELL_STEP = 256
 _BOOKKEEPING_BYTES = 24 * 2**20
 _FEW_CONTEXT_TOKENS = 1024
 _X86_REPACKED = {"Q4_0": 8, "Q4_K": 8, "IQ4_NL": 8, "MXFP4": 8}
@@ -219,8 +220,13 @@ def _repacked_bytes(tensors: Sequence[TensorFacts]) -> int:
 
 
 def _cache_bytes(facts: GgufFacts, settings: ContextSettings) -> int:
-    numbers = facts.layer_count * facts.kv_width * settings.context_tokens
+    numbers = facts.layer_count * facts.kv_width * _cells(settings.context_tokens)
     return round(numbers * _BYTES_PER_NUMBER[settings.kv_type])
+
+
+def _cells(context_tokens: int) -> int:
+    """llama.cpp rounds a cache up to whole steps of cells."""
+    return -(-context_tokens // _CELL_STEP) * _CELL_STEP
 
 
 def _compute_bytes(facts: GgufFacts, settings: ContextSettings) -> int:
@@ -248,7 +254,7 @@ def _with_advice(result: Forecast) -> Forecast:
 def _less_context(result: Forecast) -> tuple[str, ...]:
     missing_bytes = result.lasting_bytes + RESERVE_BYTES - result.free_bytes
     bytes_per_token = sum(
-        need.cache / (result.context_tokens + (0 if need.is_target else SPARE_CELLS)) for need in result.needs
+        need.cache / _cells(result.context_tokens + (0 if need.is_target else SPARE_CELLS)) for need in result.needs
     )
     tokens = result.context_tokens
     while tokens >= 2 * _FEW_CONTEXT_TOKENS:

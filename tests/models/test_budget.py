@@ -164,7 +164,8 @@ def test_too_little_memory_brings_advice(copies: dict[str, Path]) -> None:
 
 def test_advice_is_true(copies: dict[str, Path]) -> None:
     path = copies["Q8_0"]
-    free_bytes = forecast(SetConfig(path, (), 8192)).lasting_bytes + budget.RESERVE_BYTES - 1
+    # A megabyte short: what is measured on the way differs by some pages from one forecast to the next.
+    free_bytes = forecast(SetConfig(path, (), 8192)).lasting_bytes + budget.RESERVE_BYTES - 2**20
     (advice,) = forecast(SetConfig(path, (), 8192), free_bytes).advice
     tokens = int(advice.split()[1])
     assert forecast(SetConfig(path, (), tokens), free_bytes).fits
