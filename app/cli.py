@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from app import bench_command, chat_command, doctor_command, models_command
+from app import bench_command, chat_command, doctor_command, models_command, verify_command
 from app.options import common_options, set_choice, speculation
 from engine.config import GenerationSettings
 from engine.errors import QuorumError
@@ -21,7 +21,7 @@ DEFAULT_PORT = 7860
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0 when done, 2 after an error the user can mend, 130 after Ctrl-C."""
+    """Run a command; returns 0 when done, 1 when answers differ, 2 after an error to be mended, 130 after Ctrl-C."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A character that the terminal cannot show, or that was typed broken, is no reason to stop.
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return bench_command.run(args)
         if args.command == "doctor":
             return doctor_command.run(args)
+        if args.command == "verify-lossless":
+            return verify_command.run(args)
         return _serve(args)
     except (KeyboardInterrupt, LoadCancelled, Cancelled):
         return EXIT_INTERRUPTED
@@ -62,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     models_command.add_parser(subparsers)
     doctor_command.add_parser(subparsers, common)
     bench_command.add_parser(subparsers, common)
+    verify_command.add_parser(subparsers, common)
     return parser
 
 

@@ -101,6 +101,14 @@ def speculation(args: argparse.Namespace) -> Speculation:
     )
 
 
+def positive(text: str) -> int:
+    """An option's whole number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, found {text}")
+    return number
+
+
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Options about one answer."""
     defaults = Sampling()
