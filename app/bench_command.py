@@ -64,7 +64,12 @@ def add_parser(
         help="prompts by the hash of their id; default: report, or all of a file of your own",
     )
     what.add_argument("--categories", default="", metavar="LIST", help="default: all")
-    what.add_argument("--limit-per-category", type=_positive, metavar="N", help="the first N prompts of each")
+    what.add_argument(
+        "--limit-per-category",
+        type=_positive,
+        metavar="N",
+        help="the first N prompts of each whose plain answer does not loop; loops are passed over after it",
+    )
     what.add_argument("--repeat", type=_positive, default=DEFAULT_ROUNDS, metavar="ROUNDS", help="default: 3")
     what.add_argument("--max-tokens", type=_positive, default=DEFAULT_MAX_TOKENS, metavar="N", help="default: 160")
     what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
@@ -146,7 +151,7 @@ def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading
             "machine": machine_document(plan.set_config),
             "models": {**models, "kv": benchmark.findings.kv},
             "settings": settings,
-            "prompts": _prompts_document(plan.prompts, half),
+            "prompts": _prompts_document(benchmark.prompts, half),
             "rounds": plan.rounds,
             "ceiling": benchmark.findings.ceiling,
             "rows": [row_document(row) for row in rows],
@@ -166,7 +171,7 @@ def _plan(
     categories = [name.strip() for name in args.categories.split(",") if name.strip()]
     base = Configuration(speculation(args), Exactness(args.exactness or Exactness.EXACT.value))
     configurations = parse_configurations(args.configs or args.policy or DEFAULT_CONFIGS, base)
-    prompts = choose_prompts(known, half, categories, args.limit_per_category)
+    prompts = choose_prompts(known, half, categories)
     sampling = Sampling(temperature=args.temperature, seed=args.seed)
     peer = None if args.peer is None else _peer(args.peer)
     config = preparation(set_choice(args))(progress.show, cancel)
@@ -180,6 +185,7 @@ def _plan(
         sampling=sampling,
         max_tokens=args.max_tokens,
         peer=peer,
+        limit_per_category=args.limit_per_category,
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from app.bench.rounds import (
     rotated,
     run_round,
     sampling_for,
+    schedule_first_round,
     schedule_round,
     warm_up,
 )
@@ -52,6 +54,8 @@ class Plan:
     sampling: Sampling
     max_tokens: int
     peer: Peer | None = None
+    limit_per_category: int | None = None
+    """Prompts of each category that are run, those whose plain answer loops not counted; None: all, loops too."""
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -93,9 +97,11 @@ class Plan:
 
     @property
     def answers(self) -> int:
-        """How many are measured in all, warm-ups aside."""
+        """How many are measured in all; warm-ups, and prompts that gave their place to another, aside."""
         contestants = sum(len(configurations) for _, configurations in self.groups()) + len(self.peer_settings)
-        return len(self.prompts) * self.rounds * contestants
+        sizes = Counter(prompt.category for prompt in self.prompts).values()
+        prompts = sum(size if self.limit_per_category is None else min(size, self.limit_per_category) for size in sizes)
+        return prompts * self.rounds * contestants
 
 
 @dataclass(slots=True)
@@ -126,7 +132,9 @@ class Benchmark:
         self._loading = loading
         self._heard = heard
         self._cancel = cancel
-        self._done = {row.key for row in journal.rows}
+        self._rows = {row.key: row for row in journal.rows}
+        self.prompts = plan.prompts
+        """Those that are run; of a limited plan, they are known after the first round."""
         self.findings = Findings()
 
     def run(self) -> bool:
@@ -163,26 +171,46 @@ class Benchmark:
         ]
         self.findings.warm_up += warm_up(contestants, plan.sampling, plan.max_tokens, self._cancel)
         for round_number in range(1, plan.rounds + 1):
-            tasks = schedule_round(plan.prompts, contestants, round_number)
-            for row in run_round(tasks, self._is_done, plan.sampling, plan.max_tokens, self._cancel):
+            for row in run_round(
+                self._schedule(contestants, round_number), self._is_done, plan.sampling, plan.max_tokens, self._cancel
+            ):
                 self._keep(row)
+            if round_number == 1:
+                self.prompts = self._counted(contestants[0])
             if with_peer:
                 for setting in rotated(plan.peer_settings, round_number - 1):
                     self._run_peer(setting, contestants[0], round_number)
             if self._cancel.is_set():
                 return
 
+    def _schedule(self, contestants: Sequence[Contestant], round_number: int) -> Iterator[Task]:
+        limit = self._plan.limit_per_category
+        if limit is None or round_number > 1:
+            return schedule_round(self.prompts, contestants, round_number)
+        baseline = contestants[0].name
+        return schedule_first_round(
+            self.prompts, limit, contestants, lambda prompt: self._rows[prompt.id, baseline, 1].is_loop
+        )
+
+    def _counted(self, baseline: Contestant) -> tuple[Prompt, ...]:
+        """The prompts that found a place in the first round."""
+        if self._plan.limit_per_category is None:
+            return self.prompts
+        first = {prompt.id: self._rows.get((prompt.id, baseline.name, 1)) for prompt in self.prompts}
+        return tuple(prompt for prompt in self.prompts if (row := first[prompt.id]) is not None and not row.is_loop)
+
     def _is_done(self, task: Task) -> bool:
-        return (task.prompt.id, task.contestant.name, task.round) in self._done
+        return (task.prompt.id, task.contestant.name, task.round) in self._rows
 
     def _keep(self, row: Row) -> None:
+        self._rows[row.key] = row
         self._journal.add(row)
         self._heard(row)
 
     def _run_peer(self, setting: PeerSetting, plain: Contestant, round_number: int) -> None:
         """All prompts of one round on a fresh server."""
         plan = self._plan
-        open_prompts = [prompt for prompt in plan.prompts if (prompt.id, setting.name, round_number) not in self._done]
+        open_prompts = [prompt for prompt in self.prompts if (prompt.id, setting.name, round_number) not in self._rows]
         if plan.peer is None or not open_prompts or self._cancel.is_set():
             return
         arguments = plan.peer.arguments(setting, plain.loaded.config, plan.draft_model)

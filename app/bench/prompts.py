@@ -73,10 +73,8 @@ def read_prompts(path: Path = SHIPPED_PROMPTS) -> tuple[Prompt, ...]:
     return tuple(prompts.values())
 
 
-def choose_prompts(
-    prompts: Sequence[Prompt], half: Half, categories: Collection[str] = (), limit_per_category: int | None = None
-) -> tuple[Prompt, ...]:
-    """The prompts of one half, of the named categories (none: all), the first few of each.
+def choose_prompts(prompts: Sequence[Prompt], half: Half, categories: Collection[str] = ()) -> tuple[Prompt, ...]:
+    """The prompts of one half, of the named categories (none: all), category by category.
 
     Raises:
         SettingError: a category is unknown, or nothing is left.
@@ -89,8 +87,7 @@ def choose_prompts(
     for category in known:
         if categories and category not in categories:
             continue
-        own = [prompt for prompt in prompts if prompt.category == category and half in (Half.ALL, prompt.half)]
-        chosen += own[:limit_per_category]
+        chosen += [prompt for prompt in prompts if prompt.category == category and half in (Half.ALL, prompt.half)]
     if not chosen:
         raise SettingError(f"no prompt is left in the {half.value} half; choose another with --half")
     return tuple(chosen)

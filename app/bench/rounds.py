@@ -59,6 +59,33 @@ def schedule_round(prompts: Sequence[Prompt], contestants: Sequence[Contestant],
             yield Task(prompt, contestant, round_number)
 
 
+def schedule_first_round(
+    prompts: Sequence[Prompt],
+    limit_per_category: int,
+    contestants: Sequence[Contestant],
+    is_loop: Callable[[Prompt], bool],
+) -> Iterator[Task]:
+    """The tasks of round 1 where each category has places for so many prompts, filled in the order of their file.
+
+    The baseline answers first. A prompt on which it runs in a loop takes no place, and no other contestant answers it.
+
+    Args:
+        contestants: The baseline and the others.
+        is_loop: Asked after the baseline's task was measured.
+    """
+    baseline, *others = contestants
+    places = dict.fromkeys((prompt.category for prompt in prompts), limit_per_category)
+    for index, prompt in enumerate(prompts):
+        if not places[prompt.category]:
+            continue
+        yield Task(prompt, baseline, 1)
+        if is_loop(prompt):
+            continue
+        places[prompt.category] -= 1
+        for contestant in rotated(others, index):
+            yield Task(prompt, contestant, 1)
+
+
 def rotated(items: Sequence[Item], by: int) -> list[Item]:
     """The items beginning with the one at place `by`, counted around."""
     start = by % max(1, len(items))

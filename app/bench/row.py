@@ -10,6 +10,8 @@ from typing import Any
 from engine.types import Finished, FinishReason, StepTimes
 
 NGRAM = 4
+LOOP_SHARE = 0.6
+"""An answer with a smaller share of distinct 4-grams is a loop."""
 SPLIT = ("plan", "draft", "vote", "verify", "sample", "other")
 
 
@@ -72,6 +74,11 @@ class Row:
     @property
     def is_plain(self) -> bool:
         return self.config == self.baseline
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether the answer repeats itself."""
+        return self.distinct_4gram < LOOP_SHARE
 
     @property
     def python_ms_per_pass(self) -> float | None:

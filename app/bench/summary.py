@@ -18,8 +18,6 @@ import numpy as np
 
 from app.bench.row import Row
 
-LOOP_SHARE = 0.6
-"""An answer with a smaller share of distinct 4-grams is a loop."""
 BOOTSTRAP_DRAWS = 2000
 INTERVAL = (2.5, 97.5)
 
@@ -121,7 +119,7 @@ def summarise(rows: Sequence[Row], peers: Sequence[str], seed: int) -> Summary:
         seed: Of the bootstrap.
     """
     plain = {row.key: row for row in rows if row.is_plain}
-    looping = {key for key, row in plain.items() if row.distinct_4gram < LOOP_SHARE}
+    looping = {key for key, row in plain.items() if row.is_loop}
     counted = [row for row in rows if (row.prompt_id, row.baseline, row.round) not in looping]
     configs = tuple(_summarise_config(name, counted, plain, seed) for name in dict.fromkeys(row.config for row in rows))
     return Summary(configs, _loops(rows, looping), _compare_peer(configs, counted, peers, seed))

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from app.bench.row import Row
-from app.bench.summary import LOOP_SHARE, Estimate, Figures, PeerComparison, Summary
+from app.bench.row import LOOP_SHARE, Row
+from app.bench.summary import Estimate, Figures, PeerComparison, Summary
 
 GAP = "  "
 MISSING = "-"

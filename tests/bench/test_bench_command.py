@@ -163,6 +163,28 @@ def test_the_plot_is_a_picture_and_nothing_unfinished_is_left(run: Finished) -> 
     assert sorted(path.name for path in run.json.parent.iterdir()) == ["out.csv", "out.json", "out.png"]
 
 
+def test_a_loop_is_answered_once_and_its_place_filled(
+    starter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first prompt makes the starter repeat itself from its second line on."""
+    line = "All work and no play makes Jack a dull boy."
+    loop = f"Copy this page to the end.\n\n{chr(10).join([line] * 12)}"
+    own = tmp_path / "own.jsonl"
+    documents = [{"id": "loop", "category": "chat", "prompt": loop}, *PROMPTS]
+    documents.append({"id": "spare", "category": "chat", "prompt": "What is a river delta?"})
+    own.write_text("".join(f"{json.dumps(document)}\n" for document in documents), encoding="utf-8")
+    options = ("--drafters", "ngram", "--repeat", 2, "--max-tokens", 48, "--limit-per-category", 1)
+    finished = Finished(tmp_path, arguments(starter, own, *options))
+    assert finished.code == 0
+    document = finished.document
+    assert Counter((row["prompt_id"], row["config"]) for row in document["rows"]) == {
+        ("loop", "plain"): 1,
+        **{(name, config): 2 for name in ("birds", "river") for config in ("plain", "auto")},
+    }
+    assert document["prompts"]["count"] == 2
+    assert [loop["prompt_id"] for loop in document["summary"]["loops"]] == ["loop"]
+
+
 def start(command: list[str], result: Path) -> subprocess.Popen[str]:
     """A run in a process of its own, which has finished a row or two."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

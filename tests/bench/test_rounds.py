@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,16 @@ import pytest
 
 from app.bench.configuration import Configuration
 from app.bench.prompts import Prompt
-from app.bench.rounds import Contestant, Task, check_prompts, measure, run_round, schedule_round, warm_up
+from app.bench.rounds import (
+    Contestant,
+    Task,
+    check_prompts,
+    measure,
+    run_round,
+    schedule_first_round,
+    schedule_round,
+    warm_up,
+)
 from engine.config import ModelPlacement, Policy, PolicyKind, Sampling, SetConfig, Speculation
 from engine.errors import PromptError
 from engine.loader import LoadedSet
@@ -58,6 +68,27 @@ def test_all_contestants_answer_a_prompt_before_the_next_and_take_turns_at_being
     for own in tasks:
         for start in (0, 3, 6, 9):
             assert {task.contestant.name for task in own[start : start + 3]} == {"plain", "fixed:1", "fixed:3"}
+
+
+def test_a_prompt_that_loops_gives_its_place_to_the_next_of_its_category() -> None:
+    nothing_loaded = cast(LoadedSet, None)
+    contestants = [Contestant(own, nothing_loaded) for own in (PLAIN, fixed(1), fixed(3))]
+    prompts = [*(replace(prompt(name), category="chat") for name in "abcd"), replace(prompt("e"), category="story")]
+    heard: list[tuple[str, str]] = []
+
+    def is_loop(asked: Prompt) -> bool:
+        assert heard[-1] == (asked.id, "plain")
+        return asked.id in "be"
+
+    for task in schedule_first_round(prompts, 2, contestants, is_loop):
+        assert task.round == 1
+        heard.append((task.prompt.id, task.contestant.name))
+    assert heard == [
+        *(("a", "plain"), ("a", "fixed:1"), ("a", "fixed:3")),
+        ("b", "plain"),
+        *(("c", "plain"), ("c", "fixed:1"), ("c", "fixed:3")),
+        ("e", "plain"),
+    ]
 
 
 def test_a_prompt_answered_again_is_as_new(loaded: LoadedSet) -> None:

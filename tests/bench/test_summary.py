@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.bench.row import Row, compare, distinct_share
-from app.bench.summary import LOOP_SHARE, figures, summarise
+from app.bench.row import LOOP_SHARE, Row, compare, distinct_share
+from app.bench.summary import figures, summarise
 from tests.bench.making import peer_row, row
 
 
