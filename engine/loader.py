@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
-
 from engine.config import MAX_DRAFT_TOKENS, ModelPlacement, SetConfig
 from engine.cost import CostModel, CostStore, calibrate
 from engine.drafters.base import Drafter
@@ -17,8 +15,9 @@ from engine.drafters.model import ModelDrafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.suffix import SuffixDrafter
 from engine.drafting import Panel
-from engine.errors import MemoryShortage, ModelFileError
+from engine.errors import ModelFileError
 from engine.learning import Learning
+from engine.memory import COMPUTE_BUFFER_BYTES, check_memory
 from engine.runtime.api import native
 from engine.runtime.context import Context, ContextSettings
 from engine.runtime.devices import choose_kv_type, has_gpu
@@ -26,8 +25,6 @@ from engine.runtime.model import LoadCancelled, Model, check_gguf
 from engine.runtime.template import ChatTemplate
 
 FREE_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
-COMPUTE_BUFFER_BYTES = 200 * 2**20
-"""What llama.cpp's compute buffers take at our batch sizes, roughly."""
 TARGET_SEQUENCES = 8
 CPU_BATCH_TOKENS = 128
 """Small enough for progress and a prompt stop; larger gains nothing on a CPU."""
@@ -35,24 +32,6 @@ GPU_BATCH_TOKENS = 512
 
 SetProgress = Callable[[str, float], None]
 """Called with what is being done and its share from 0 to 1."""
-
-
-def _gigabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 2**30:.1f} GB"
-
-
-def check_memory(path: Path, needed_bytes: int, what: str) -> None:
-    """Refuse a load that free memory cannot hold.
-
-    Raises:
-        MemoryShortage: with both figures.
-    """
-    free_bytes = psutil.virtual_memory().available
-    if needed_bytes > free_bytes:
-        raise MemoryShortage(
-            f"{path.name}: {what} needs about {_gigabytes(needed_bytes)} and {_gigabytes(free_bytes)} are free; "
-            "choose a smaller model or context, load fewer drafters, or close other programs"
-        )
 
 
 class LoadedSet:

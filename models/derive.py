@@ -17,14 +17,13 @@ from pathlib import Path
 
 from gguf.constants import LlamaFileType
 
-from engine.config import default_threads
 from engine.errors import ModelFileError, SettingError
-from engine.runtime.quantize import quantize
 from models.atomic import clear_leftovers, remove, replacing, require_free_bytes, scratch_beside, write_json
 from models.folders import derived_folder
 from models.gguf_file import GgufFacts, read_header
 from models.identity import sha256_of
 from models.progress import Progress, Report, no_report, stop_if_asked
+from models.quantising import quantized_copy
 from models.rewrite import Change, PlannedTensor, Source, SourceTensor, write_model
 
 LAYERED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "granite", "mistral3")
@@ -70,7 +69,7 @@ def derive(
 ) -> DerivedModel:
     """A copy of `target` without `dropped_layers`, in format `file_type` (None keeps the weights as they are).
 
-    The copy is made unless it is there already. Stopping takes effect between tensors and between the two passes.
+    The copy is made unless it is there already. Stopping takes effect within a moment.
     """
     layers = tuple(sorted(set(dropped_layers)))
     if not layers and file_type is None:
@@ -168,8 +167,7 @@ def write_copy(
         if dropped_layers:
             _write_shortened(source, shortened, dropped_layers, report, cancel)
         stop_if_asked(cancel, f"deriving from {source.name}")
-        report(Progress(f"quantising {source.name}"))
-        quantize(shortened if dropped_layers else source, destination, file_type, default_threads())
+        quantized_copy(shortened if dropped_layers else source, destination, file_type, report, cancel)
 
 
 def _write_shortened(

@@ -76,7 +76,6 @@ REQUIRED_NAMES = (
     "llama_vocab_get_add_bos",
     "llama_vocab_get_add_eos",
     "llama_vocab_get_text",
-    "llama_vocab_is_control",
     "llama_vocab_is_eog",
     "llama_vocab_n_tokens",
     "llama_vocab_type",

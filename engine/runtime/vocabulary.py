@@ -74,9 +74,6 @@ class Vocabulary:
         """What tokens read as; bytes that are no whole character become replacement marks."""
         return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
 
-    def is_control(self, token: int) -> bool:
-        return bool(native().lib.llama_vocab_is_control(self._handle, token))
-
     def spelling(self, token: int) -> str:
         """The vocabulary's entry for a token, as stored."""
         text = native().lib.llama_vocab_get_text(self._handle, token)

@@ -157,6 +157,22 @@ def test_weights_that_memory_cannot_hold_are_refused_before_they_are_read(
     assert handles.counts["llama_model_load_from_file"] == 0
 
 
+def test_a_drafters_cache_that_memory_cannot_hold_is_refused_before_it_is_made(
+    starter: Path, draft_models: dict[str, Path], handles: Handles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Memory:
+        """Room for the target and for the drafter's weights; not for its cache of 8,000 tokens."""
+
+        @property
+        def available(self) -> int:
+            return 300 * 2**20 if handles.open_contexts else 2**33
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    with pytest.raises(MemoryShortage, match=r"few-bits\.gguf: a drafter's context of 82\d\d tokens needs about 0\.4 GB"):
+        LoadedSet.load(config(starter, draft_models["few-bits"], context_tokens=8192))
+    assert (handles.counts["llama_model_load_from_file"], handles.counts["llama_init_from_model"]) == (2, 1)
+
+
 def test_a_load_can_be_cancelled_in_every_phase(starter: Path, draft_models: dict[str, Path], handles: Handles) -> None:
     wanted = config(starter, draft_models["few-bits"])
     phases: list[str] = []

@@ -167,3 +167,31 @@ def test_stopping_leaves_nothing(home: Path, tmp_path: Path) -> None:
     with pytest.raises(Cancelled):
         derive(target, [1], LlamaFileType.MOSTLY_Q4_0, stop_while_copying, cancel)
     assert [path for path in home.rglob("*") if path.is_file() and path.name != "hashes.json"] == []
+
+
+def test_stopping_in_the_middle_of_quantising_leaves_nothing(home: Path, starter: Path) -> None:
+    cancel = threading.Event()
+    readings: list[Progress] = []
+
+    def stop_when_something_is_written(progress: Progress) -> None:
+        if progress.phase.startswith("quantising"):
+            readings.append(progress)
+            if progress.done_bytes:
+                cancel.set()
+
+    with pytest.raises(Cancelled):
+        derive(starter, (), LlamaFileType.MOSTLY_Q2_K, stop_when_something_is_written, cancel)
+    assert 0 < readings[-1].done_bytes < readings[-1].total_bytes
+    assert [path for path in home.rglob("*") if path.is_file() and path.name != "hashes.json"] == []
+    assert derive(starter, (), LlamaFileType.MOSTLY_Q2_K).quantisation == "Q2_K"
+
+
+def test_a_format_that_cannot_be_is_explained_by_the_process_that_tried(home: Path, tmp_path: Path) -> None:
+    target = write_tiny_llama(tmp_path / "target.gguf", layer_count=2)
+    content = bytearray(target.read_bytes())
+    place = content.index(b"llama.block_count")
+    content[place : place + 17] = b"llama.block_counx"
+    target.write_bytes(content)
+    with pytest.raises(ModelFileError, match="could not quantise"):
+        derive(target, (), LlamaFileType.MOSTLY_Q8_0)
+    assert list(home.rglob("*.gguf")) == []
