@@ -67,8 +67,6 @@ class CostModel:
     _overhead: Mean = field(default_factory=lambda: Mean(0.3))
     clock: Callable[[], float] = time.perf_counter
     """Seconds; everything that is timed is timed by it, so that a replay can bring its own."""
-    is_stored: bool = False
-    """Whether the curve came from disk instead of a calibration."""
 
     def verify_ms(self, tokens: int, context_tokens: int, sequences: int = 1) -> float:
         """Expected time of a target pass over `tokens` tokens; never more than that many passes of one token."""
@@ -177,7 +175,7 @@ class CostModel:
         Raises:
             KeyError, OverflowError, TypeError, ValueError: it is damaged.
         """
-        model = cls(is_stored=True)
+        model = cls()
         for sequences, tokens, value in data["base"]:
             model._base[int(sequences), int(tokens)] = _stored_mean(value)
         model._slope = float(data["slope"])

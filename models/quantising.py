@@ -80,7 +80,7 @@ def _expected_bytes(source: Path, file_type: LlamaFileType) -> int:
     if stored is None:
         return facts.size_bytes
     block_values, block_bytes = GGML_QUANT_SIZES[stored]
-    return max(1, facts.parameter_count * block_bytes // block_values)
+    return max(1, int(facts.parameter_count * block_bytes // block_values))
 
 
 def _written_bytes(destination: Path, process_id: int) -> int:

@@ -116,9 +116,6 @@ class NativeLog:
         problems = [line.strip() for level, line in list(self._lines) if level >= _LOG_LEVEL_WARNING]
         return problems[0] if problems else "llama.cpp gave no reason"
 
-    def lines(self) -> tuple[str, ...]:
-        return tuple(line for _, line in list(self._lines))
-
 
 class Native:
     """The loaded llama.cpp library: `lib` is the binding module, `log` what it has logged."""

@@ -127,7 +127,6 @@ def test_a_stored_model_comes_back_as_it_was(tmp_path: Path) -> None:
     restored = store.load("this machine")
     assert restored is not None
     assert restored.to_dict() == cost.to_dict()
-    assert restored.is_stored
     assert store.load("unknown") is None
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["costs.json"]
 
