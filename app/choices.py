@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.jobs import PhaseReport, Preparation
@@ -27,6 +27,8 @@ class SetChoice:
     """Names or paths; None leaves the choice to what fits the target and the memory."""
     context_tokens: int = 4096
     placement: ModelPlacement | None = None
+    drafter_gpu_layers: tuple[tuple[str, int], ...] = ()
+    """Drafters by name or path that have their own number of layers on the GPU, not the target's."""
     exactness: Exactness = Exactness.EXACT
 
 
@@ -54,13 +56,18 @@ def preparation(choice: SetChoice) -> Preparation:
         if drafters is None:
             report("Looking for drafters", 0.0)
             drafters = choose_drafters(target, choice.context_tokens)
+        placement = choice.placement or ModelPlacement()
         return SetConfig(
             target=target,
             drafters=tuple(name if name in FREE_DRAFTERS else str(resolve(name)) for name in drafters),
             context_tokens=choice.context_tokens,
-            placement=choice.placement or ModelPlacement(),
+            placement=placement,
             exactness=choice.exactness,
             cost_file=cache_folder() / "costs.json",
+            drafter_placements=tuple(
+                (str(resolve(name)), replace(placement, gpu_layers=layers))
+                for name, layers in choice.drafter_gpu_layers
+            ),
         )
 
     return prepare

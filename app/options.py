@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING
 
 from app.choices import SetChoice
@@ -18,6 +19,7 @@ from engine.config import (
     WeightRule,
     default_threads,
 )
+from engine.errors import SettingError
 from engine.loader import FREE_DRAFTERS
 from models.library import STARTER_NAME, resolve
 
@@ -48,6 +50,11 @@ def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
     )
     models.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: physical cores")
     models.add_argument("--gpu-layers", type=int, metavar="N", help="layers on the GPU; -1: all (default), 0: none")
+    models.add_argument(
+        "--drafter-gpu-layers",
+        metavar="NAME=N,...",
+        help="layers on the GPU for single drafters; default: as --gpu-layers",
+    )
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument("--policy", metavar="RULE", help="auto (default), minions, adaedl, fixed:N, off or plain")
     speculation.add_argument("--weights", choices=[rule.value for rule in WeightRule], help="hedge (default), minions")
@@ -80,7 +87,18 @@ def set_choice(args: argparse.Namespace) -> SetChoice:
             gpu_layers=-1 if args.gpu_layers is None else args.gpu_layers,
         ),
         exactness=Exactness(args.exactness or Exactness.EXACT.value),
+        drafter_gpu_layers=_gpu_layers(args.drafter_gpu_layers or ""),
     )
+
+
+def _gpu_layers(text: str) -> tuple[tuple[str, int], ...]:
+    placed = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, _, number = entry.rpartition("=")
+        if not name or not re.fullmatch(r"-1|\d{1,4}", number):
+            raise SettingError(f"--drafter-gpu-layers takes NAME=N with N from -1 (all), found {entry!r}")
+        placed.append((str(resolve(name)), int(number)))
+    return tuple(placed)
 
 
 def _drafter(name: str) -> str:

@@ -192,6 +192,8 @@ class SetConfig:
     exactness: Exactness = Exactness.EXACT
     cost_file: Path | None = None
     """Where the measured cost curves are kept; None keeps them in memory only."""
+    drafter_placements: tuple[tuple[str, ModelPlacement], ...] = ()
+    """Drafters that run elsewhere than the target, as named in `drafters`."""
 
     def __post_init__(self) -> None:
         _require(
@@ -200,3 +202,9 @@ class SetConfig:
         )
         repeated = sorted({name for name in self.drafters if self.drafters.count(name) > 1})
         _require(not repeated, f"drafter named twice: {', '.join(repeated)}")
+        unknown = sorted({name for name, _ in self.drafter_placements} - set(self.drafters))
+        _require(not unknown, f"a placement is given for what is no drafter of this set: {', '.join(unknown)}")
+
+    def placement_of(self, drafter: str) -> ModelPlacement:
+        """The drafter's own placement, else the target's."""
+        return dict(self.drafter_placements).get(drafter, self.placement)

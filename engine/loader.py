@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine.config import MAX_DRAFT_TOKENS, ModelPlacement, SetConfig
+from engine.config import MAX_DRAFT_TOKENS, SetConfig
 from engine.cost import CostModel, CostStore, calibrate
 from engine.drafters.base import Drafter
 from engine.drafters.model import ModelDrafter
@@ -180,7 +180,7 @@ def _load_drafter(
         path,
         _drafter_name(path, taken_names),
         target.vocabulary,
-        placement=ModelPlacement(config.placement.threads, config.placement.gpu_layers),
+        placement=config.placement_of(spec),
         context_tokens=context.context_tokens,
         progress=lambda share: report(phase, share),
         cancel=cancel,
@@ -205,5 +205,6 @@ def _cost_key(config: SetConfig, context: Context) -> str:
         f"threads={context.settings.threads}",
         f"gpu={config.placement.gpu_layers if has_gpu() else 0}",
         context.settings.kv_type.name,
+        *(f"{Path(name).name}: {own.threads}, {own.gpu_layers}" for name, own in config.drafter_placements),
     )
     return " | ".join(map(str, parts))

@@ -113,7 +113,9 @@ def forecast(config: SetConfig, free_bytes: int | None = None, free_gpu_bytes: i
         free_gpu_bytes = _free_gpu_bytes()
     context_tokens = config.context_tokens or read_header(config.target).context_tokens
     layouts = [_target_layout(config, context_tokens)]
-    layouts += [_drafter_layout(Path(name), config.placement, context_tokens) for name in _files(config.drafters)]
+    layouts += [
+        _drafter_layout(Path(name), config.placement_of(name), context_tokens) for name in _files(config.drafters)
+    ]
     findings = dry_run(layouts)
     needs = tuple(
         _need(layout, finding, is_target=index == 0)

@@ -241,6 +241,25 @@ def test_drafters_of_one_name_are_told_apart(
     loaded.close()
 
 
+def test_a_drafter_runs_where_it_is_placed(
+    starter: Path, draft_models: dict[str, Path], handles: Handles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lib, asked = native().lib, []
+    load = lib.llama_model_load_from_file
+
+    def noting(path: bytes, parameters: Any) -> Any:
+        asked.append((Path(path.decode()).stem, parameters.n_gpu_layers))
+        return load(path, parameters)
+
+    monkeypatch.setattr(lib, "llama_model_load_from_file", noting)
+    few = str(draft_models["few-bits"])
+    placements = ((few, ModelPlacement(threads=1, gpu_layers=0)),)
+    LoadedSet.load(SetConfig(starter, (few,), 256, ONE_THREAD, drafter_placements=placements)).close()
+    assert asked == [(starter.stem, 999), ("few-bits", 0)]
+    with pytest.raises(SettingError, match="no drafter of this set: other"):
+        SetConfig(starter, drafter_placements=(("other", ONE_THREAD),))
+
+
 def test_costs_are_measured_once_and_kept(starter: Path, handles: Handles, tmp_path: Path) -> None:
     wanted = config(starter, cost_file=tmp_path / "costs.json")
     phases: list[list[str]] = []

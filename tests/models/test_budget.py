@@ -185,6 +185,15 @@ def test_layers_on_a_gpu_count_there(starter: Path, monkeypatch: pytest.MonkeyPa
     assert "on the GPU" in result.summary
 
 
+def test_a_drafter_is_counted_where_it_is_placed(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "has_gpu", lambda: True)
+    placements = ((str(starter), ModelPlacement(gpu_layers=-1)),)
+    config = SetConfig(starter, (str(starter),), 1024, ModelPlacement(gpu_layers=0), drafter_placements=placements)
+    target, drafter = forecast(config, GIGABYTE, GIGABYTE).needs
+    assert target.gpu == 0 < drafter.gpu
+    assert drafter.cache == 0 < target.cache
+
+
 def test_the_gpu_takes_as_many_layers_as_find_room(copies: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     config = SetConfig(copies["Q8_0"], (str(copies["Q4_0 without a layer"]),), 1024)
     assert choose_gpu_layers(config, 0) == -1
