@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from engine.runtime.vocabulary import MAX_SIZE_DIFFERENCE, check_compatible
 from models.atomic import write_json
 from models.budget import RESERVE_BYTES, estimate
 from models.catalogue import drafters_for
+from models.derive import all_derived
 from models.folders import cache_folder
 from models.gguf_file import GgufFacts, read_header
 from models.library import InstalledModel, list_models
@@ -58,9 +60,11 @@ def choose_drafters(
 ) -> tuple[str, ...]:
     """The drafters to use when the user names none, as `SetConfig` takes them.
 
-    `ngram` and `suffix`, and the cheapest installed models that fit the target and, together with it, `free_bytes` of
-    memory (None: what is available now). A context of 0 tokens is all that the target was trained for. Expansions and
-    copies of them are left out: they agree with each other by construction, which says nothing about drafting.
+    `ngram` and `suffix`, and up to three installed models that fit the target and, together with it, `free_bytes` of
+    memory (None: what is available now): first derived copies whose agreement and cost were measured, by cost for each
+    token they would foresee, then the cheapest. A context of 0 tokens is all that the target was trained for.
+    Expansions and copies of them are left out: they agree with each other by construction, which says nothing about
+    drafting.
     """
     facts = read_header(target)
     context_tokens = context_tokens or facts.context_tokens
@@ -69,7 +73,7 @@ def choose_drafters(
     chosen: list[str] = []
     seen: set[tuple[str, int]] = set()
     with _Judge(target, facts) as judge:
-        for model in _cheapest_first(list_models()):
+        for model in _most_gainful_first(_cheapest_first(list_models())):
             assert model.facts is not None
             likeness = (model.facts.name, model.facts.size_bytes)
             if (
@@ -139,6 +143,16 @@ def _cheapest_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
     """Usable ones by size: what a pass reads is what it costs."""
     sizes = [(model.facts.size_bytes, model) for model in models if model.facts and not model.fault]
     return [model for _, model in sorted(sizes, key=lambda entry: entry[0])]
+
+
+def _most_gainful_first(models: list[InstalledModel]) -> list[InstalledModel]:
+    """Measured copies first, by cost for each foreseen token; the rest as they stand."""
+    costs = {
+        copy.path: copy.cost_ratio / copy.agreement
+        for copy in all_derived()
+        if copy.agreement and copy.cost_ratio is not None
+    }
+    return sorted(models, key=lambda model: costs.get(model.path, math.inf))
 
 
 class _Judge(contextlib.AbstractContextManager["_Judge"]):

@@ -3,9 +3,11 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import time
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 
 import gguf
 import pytest
@@ -13,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ModelFileError
-from models.gguf_file import is_later_part, read_header, split_paths
-from tests.models.making import write_tiny_llama
+from models.gguf_file import is_later_part, read_header, read_layout, split_paths
+from tests.models.making import token_texts, write_tiny_llama, write_vocabulary
 
 
 def text(value: bytes) -> bytes:
@@ -182,3 +184,27 @@ def test_a_split_model_is_complete_when_all_parts_are_there(tmp_path: Path) -> N
     assert is_later_part(second)
     assert not is_later_part(first)
     assert split_paths(tmp_path / "small.gguf") == (tmp_path / "small.gguf",)
+
+
+def test_many_seeded_faults_and_every_cut_give_facts_or_a_model_file_error(tmp_path: Path) -> None:
+    whole = write_vocabulary(tmp_path / "whole.gguf", token_texts(60)).read_bytes()
+    random = Random(576)
+    values = [b"\xff" * 8, b"\xff" * 4, struct.pack("<Q", 1 << 62), struct.pack("<I", 9), bytes(8)]
+    damaged = [whole[:length] for length in range(len(whole))]
+    for _ in range(1000):
+        content = bytearray(whole)
+        for _ in range(random.randint(1, 4)):
+            at, value = random.randrange(4, len(whole) - 8), random.choice(values)
+            content[at : at + len(value)] = value
+        damaged.append(bytes(content))
+    path = tmp_path / "damaged.gguf"
+    began = time.process_time()
+    refused = 0
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            read_layout(path)
+        except ModelFileError:
+            refused += 1
+    assert refused > len(whole) - 64  # a cut within the padding behind the last tensor may go unnoticed
+    assert time.process_time() - began < len(damaged) * 0.1

@@ -8,7 +8,7 @@ import pytest
 
 from engine.runtime.model import Model
 from models import pairing
-from models.derive import derive
+from models.derive import derive, note_measurement
 from models.folders import models_folder
 from models.library import add_folder
 from models.pairing import choose_drafters, explain, pairings, suggest
@@ -59,6 +59,14 @@ def test_the_three_cheapest_that_fit_are_chosen(target: Path) -> None:
     drafter("foreign", token_texts(299)[::-1])
     drafter("larger", filler_bytes=500_000)
     assert choose_drafters(target) == ("ngram", "suffix", paths["a"], paths["b"], paths["c"])
+
+
+def test_a_measured_copy_comes_before_cheaper_models(home: Path, starter: Path) -> None:
+    worse, better = derive(starter, (14,)), derive(starter, (13, 14))
+    assert [Path(path) for path in choose_drafters(starter)[2:]] == [better.path, worse.path]  # the smaller one first
+    note_measurement(worse, agreement=0.8, cost_ratio=0.95)
+    note_measurement(better, agreement=0.4, cost_ratio=0.9)
+    assert [Path(path) for path in choose_drafters(starter)[2:]] == [worse.path, better.path]
 
 
 def test_the_same_model_in_two_places_is_chosen_once(target: Path, tmp_path: Path) -> None:
