@@ -200,8 +200,8 @@ def test_many_seeded_faults_and_every_cut_give_facts_or_a_model_file_error(tmp_p
     path = tmp_path / "damaged.gguf"
     began = time.process_time()
     refused = 0
-    for content in damaged:
-        path.write_bytes(content)
+    for candidate in damaged:
+        path.write_bytes(candidate)
         try:
             read_layout(path)
         except ModelFileError:
