@@ -137,6 +137,12 @@ def test_a_search_shows_agreement_and_cost(
         models("derive", str(starter), "--search", "--drop", "3")
 
 
+def test_a_count_without_a_search_is_refused_instead_of_ignored(tiny: Path) -> None:
+    with pytest.raises(SettingError, match="add --search"):
+        models("derive", "Tiny-F16", "--count", "3")
+    assert all_derived() == ()
+
+
 def test_malformed_layers_are_a_usage_error(tiny: Path) -> None:
     with pytest.raises(SystemExit):
         models("derive", "Tiny-F16", "--drop", "1;2")
