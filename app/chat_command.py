@@ -13,11 +13,12 @@ from typing import Any
 from app.choices import preparation
 from app.options import add_sampling_options, generation_settings, set_choice
 from app.terminal import ProgressLine, interrupt_event
+from engine.config import GenerationSettings
 from engine.errors import PromptError
 from engine.loader import LoadedSet
 from engine.runtime.template import Message
 from engine.session import Session
-from engine.types import Finished, FinishReason, Metrics, PrefillProgress, StepDone
+from engine.types import EmittedToken, Finished, FinishReason, Metrics, PrefillProgress, StepDone
 
 EXIT_INTERRUPTED = 130
 
@@ -30,6 +31,12 @@ def add_parser(
     parser.add_argument("prompt", help="the message; - reads it from standard input")
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
+    parser.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --json: every token's log-probability, and the N most probable tokens with theirs (0 to 20)",
+    )
     add_sampling_options(parser)
 
 
@@ -42,11 +49,12 @@ def run(args: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not prompt.strip():
         raise PromptError("the prompt is empty; write something to answer")
-    settings = generation_settings(args)
+    settings = dataclasses.replace(generation_settings(args), top_log_probabilities=args.logprobs)
     messages = [Message("user", prompt)]
     if args.system:
         messages.insert(0, Message("system", args.system))
     progress = ProgressLine()
+    emitted: list[EmittedToken] = []
     with interrupt_event() as cancel, contextlib.ExitStack() as resources:
         try:
             config = preparation(set_choice(args))(progress.show, cancel)
@@ -55,19 +63,27 @@ def run(args: argparse.Namespace) -> int:
             progress.clear()
         resources.callback(loaded.close)
         session = Session(loaded)
-        finished = _stream(session, messages, settings, cancel, progress, prints_text=not args.json)
+        finished = _stream(session, messages, settings, cancel, progress, emitted, prints_text=not args.json)
         loaded.save_costs()
     if args.json:
-        print(json.dumps(document(finished)))
+        result = document(finished)
+        if args.logprobs is not None:
+            result["log_probabilities"] = [
+                dataclasses.asdict(token.log_probabilities)
+                for token in emitted[: len(finished.token_ids)]
+                if token.log_probabilities is not None
+            ]
+        print(json.dumps(result))
     return EXIT_INTERRUPTED if finished.reason is FinishReason.CANCELLED else 0
 
 
 def _stream(
     session: Session,
     messages: list[Message],
-    settings: Any,
+    settings: GenerationSettings,
     cancel: threading.Event,
     progress: ProgressLine,
+    emitted: list[EmittedToken],
     *,
     prints_text: bool,
 ) -> Finished:
@@ -77,6 +93,8 @@ def _stream(
             progress.show("Reading the prompt", event.done_tokens / event.total_tokens)
             continue
         progress.clear()
+        if isinstance(event, StepDone):
+            emitted.extend(event.tokens)
         text = event.text if isinstance(event, StepDone) else event.text[printed:]
         printed += len(text)
         if prints_text:

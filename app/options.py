@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.choices import SetChoice
@@ -21,6 +22,7 @@ from engine.config import (
 )
 from engine.errors import SettingError
 from engine.loader import FREE_DRAFTERS
+from engine.runtime.grammar import grammar_of_schema
 from models.library import STARTER_NAME, resolve
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -138,6 +140,37 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-p", type=float, default=defaults.min_p, metavar="P", help="default: 0.05")
     group.add_argument("--repeat-penalty", type=float, default=defaults.repeat_penalty, metavar="R", help="default: 1")
     group.add_argument("--seed", type=int, default=None, metavar="N", help="default: drawn, and reported")
+    group.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="TOKEN=BIAS",
+        help="add to the logit of a token, given by its number; -inf forbids it; may be given again",
+    )
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--grammar", type=Path, metavar="FILE", help="GBNF grammar that the answer follows")
+    form.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON schema that the answer follows")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, separator, bias = text.partition("=")
+    if not separator or not token.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"must be TOKEN=BIAS with the token's number, found {text!r}")
+    return int(token), float(bias)
+
+
+def _grammar(args: argparse.Namespace) -> str:
+    path = args.grammar or args.json_schema
+    if path is None:
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"cannot read {path}: {error}") from error
+    if not text.strip():
+        raise SettingError(f"{path} is empty")
+    return text if args.grammar else grammar_of_schema(text)
 
 
 def generation_settings(args: argparse.Namespace) -> GenerationSettings:
@@ -154,6 +187,8 @@ def generation_settings(args: argparse.Namespace) -> GenerationSettings:
             min_p=args.min_p,
             repeat_penalty=args.repeat_penalty,
             seed=args.seed,
+            logit_bias=tuple(args.logit_bias),
+            grammar=_grammar(args),
         ),
         speculation=speculation(args),
         max_tokens=args.max_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,6 +60,8 @@ class PolicyKind(str, Enum):
 
 MAX_DRAFT_TOKENS = 31
 """Longest draft that is ever verified in one pass."""
+MAX_LOGIT_BIAS = 100
+MAX_TOP_LOG_PROBABILITIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,10 @@ class Sampling:
     penalty_last_tokens: int = 64
     seed: int | None = None
     """None draws a fresh seed for each answer."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens and what is added to their logits; minus infinity forbids one."""
+    grammar: str = ""
+    """GBNF text with a rule `root` that the answer must follow; empty for none."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature <= 5, f"temperature must be from 0 to 5, found {self.temperature}")
@@ -125,10 +132,21 @@ class Sampling:
         _require(self.penalty_last_tokens >= 0, f"penalty window must be 0 or more, found {self.penalty_last_tokens}")
         if self.seed is not None:
             _require(0 <= self.seed < 2**32 - 1, f"seed must be from 0 to {2**32 - 2}, found {self.seed}")
+        for token, bias in self.logit_bias:
+            _require(token >= 0, f"a biased token is a number from 0, found {token}")
+            _require(
+                -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS or bias == -math.inf,
+                f"a logit bias must be from -{MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}, or -inf, found {bias}",
+            )
 
     @property
     def has_penalties(self) -> bool:
         return self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the choice is the most probable token as it stands."""
+        return self.temperature == 0 and not (self.has_penalties or self.logit_bias or self.grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +168,22 @@ class GenerationSettings:
     max_tokens: int | None = None
     """None: until the model stops or the context is full."""
     stop_strings: tuple[str, ...] = ()
+    stops_in_thinking: bool = False
+    """Whether stop strings end a thought as well."""
+    thinking: bool | None = None
+    """Whether the model is to think before it answers, where its template has a switch; None: as the template does."""
+    top_log_probabilities: int | None = None
+    """How many tokens' log-probabilities come with each emitted token, besides its own; None for none at all."""
 
     def __post_init__(self) -> None:
         _require(
             self.max_tokens is None or self.max_tokens >= 1, f"max tokens must be 1 or more, found {self.max_tokens}"
         )
         _require(all(self.stop_strings), "a stop string must not be empty")
+        _require(
+            self.top_log_probabilities is None or 0 <= self.top_log_probabilities <= MAX_TOP_LOG_PROBABILITIES,
+            f"log-probabilities must be from 0 to {MAX_TOP_LOG_PROBABILITIES}, found {self.top_log_probabilities}",
+        )
 
 
 def default_threads() -> int:

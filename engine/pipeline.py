@@ -155,7 +155,7 @@ class Pipeline:
         return self._drafting.draft(plan.drafters, plan.length, hint, self._weights.current, keep, cancel)
 
     def _trim(self, voted: VotedDraft, room: int, plan: Plan) -> VotedDraft:
-        voted = voted.trimmed(room)
+        voted = voted.trimmed(min(room, self._sampler.allowed_length(voted.tokens)))
         return voted.trimmed(self._rule.trim(voted, len(self._tokens), plan.pace))
 
     def _start_look_ahead(self, plan: Plan, sent: VotedDraft) -> LookAheadRun | None:

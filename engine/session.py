@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from engine.config import GenerationSettings, PolicyKind
 from engine.drafting import Panel
@@ -20,7 +21,7 @@ from engine.pipeline import Pipeline, StepResult
 from engine.runtime.context import PassCancelled, Run
 from engine.runtime.sampler import Sampler
 from engine.runtime.template import Message
-from engine.text import TextStream
+from engine.text import THINKING_OPENS, TextStream
 from engine.transcript import Piece, Transcript
 from engine.types import (
     Finished,
@@ -32,6 +33,12 @@ from engine.types import (
     StepDone,
     Timings,
 )
+
+ANSWER_SHARE = 8
+"""An answer is to have this part of the context, or the tokens it is limited to if that is less; the conversation's
+oldest turns make room for it."""
+KEPT_SHARE = 2
+"""The part of the context that a conversation fills, at most, after turns were dropped."""
 
 
 class Session:
@@ -48,6 +55,11 @@ class Session:
         self._tokens: list[int] = []
         """Committed tokens; the target's cache holds a prefix of them."""
         self._transcript = Transcript(self._tokenize, remembered)
+        self._said = ""
+        """What the last answer reads as, with its thought."""
+        self._dropped: tuple[Message, ...] = ()
+        """The oldest messages that the last prompt left out."""
+        self._expected = _Expected()
 
     @property
     def remembered(self) -> tuple[Piece, ...]:
@@ -71,33 +83,49 @@ class Session:
 
         Raises:
             PromptError: the conversation is empty or does not fit in the context.
+            SettingError: the grammar cannot be read, a biased token does not exist, or thinking has no switch.
             DecodeError: llama.cpp refused a pass; the session stays usable.
         """
         if not messages or not messages[-1].content.strip():
             raise PromptError("the message is empty; write something to answer")
-        prompt = self._transcript.encode(self._set.template.render(messages))
-        for event in self.generate(prompt, settings, cancel):
+        earlier, self._expected = self._expected, _Expected()
+        prompt, starts_thinking = self._fit(messages, settings)
+        rewritten = earlier.tokens - self._shared(prompt) if earlier.is_continued(messages, self._dropped) else 0
+        for event in self._generate(prompt, settings, cancel, starts_thinking):
             if isinstance(event, Finished):
-                self._record_answer(event)
+                if self._record_answer(event):
+                    said = (*messages, Message("assistant", event.text))
+                    expected = min(len(prompt) + len(event.token_ids), len(self._tokens))
+                    self._expected = _Expected(said, self._dropped, expected)
+                event = replace(event, dropped_messages=len(self._dropped), rewritten_tokens=max(0, rewritten))
             yield event
 
     def generate(
         self, prompt: Sequence[int], settings: GenerationSettings, cancel: threading.Event
     ) -> Iterator[GenerationEvent]:
         """Continue a prompt given as tokens; as `chat` otherwise."""
+        self._expected = _Expected()
+        return self._generate(prompt, settings, cancel, None)
+
+    def _generate(
+        self, prompt: Sequence[int], settings: GenerationSettings, cancel: threading.Event, starts_thinking: bool | None
+    ) -> Iterator[GenerationEvent]:
+        """Args:
+        starts_thinking: Whether the prompt has opened a thought; None where there are no thoughts.
+        """
         self._check(prompt)
         started = time.perf_counter()
-        reused = self._rebase(prompt)
-        ledger = Ledger(len(prompt), reused)
-        cancelled = False
-        for done in self._prefill(prompt, cancel):
-            cancelled = done is None
-            if done is not None:
-                yield PrefillProgress(done, len(prompt))
-        sampler = Sampler(settings.sampling, self._context.model.vocabulary.size, prompt)
-        answer = _Answer(self._set, settings, len(prompt), ledger, sampler, started)
+        sampler = Sampler(settings.sampling, self._context.model.vocabulary, prompt, settings.top_log_probabilities)
         try:
+            ledger = Ledger(len(prompt), self._rebase(prompt))
+            cancelled = False
+            for done in self._prefill(prompt, cancel):
+                cancelled = done is None
+                if done is not None:
+                    yield PrefillProgress(done, len(prompt))
+            answer = _Answer(self._set, settings, len(prompt), ledger, sampler, starts_thinking, started)
             if cancelled:
+                self._said = ""
                 yield answer.finish(FinishReason.CANCELLED)
                 return
             self._tokens = list(prompt)
@@ -125,7 +153,9 @@ class Session:
                     yield answer.take(result)
                     reason = FinishReason.STOP if result.ended or answer.is_stopped else None
                 if reason is not None:
-                    yield answer.finish(reason)
+                    finished = answer.finish(reason)
+                    self._said = answer.said
+                    yield finished
                     return
         finally:
             sampler.close()
@@ -134,11 +164,44 @@ class Session:
         """Free the sequence."""
         self._context.free(self._sequence)
 
-    def _record_answer(self, finished: Finished) -> None:
+    def _fit(self, messages: Sequence[Message], settings: GenerationSettings) -> tuple[list[int], bool | None]:
+        """Tokens of the conversation, without as many of its oldest turns as must go to leave room for an answer;
+        and whether they open a thought.
+
+        Turns once dropped stay so while the conversation begins as it did, so that the cache can be used again.
+        """
+        system = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+        first = system + len(self._dropped)
+        if tuple(messages[system:first]) != self._dropped or first >= len(messages):
+            first = system
+        limit = self._context.context_tokens
+        answer_room = min(limit // ANSWER_SHARE, settings.max_tokens or limit)
+        most_tokens = limit - answer_room
+        while True:
+            rendered = self._set.template.render([*messages[:system], *messages[first:]], settings.thinking)
+            prompt = self._transcript.encode(rendered)
+            later = (at for at in range(first + 1, len(messages)) if messages[at].role == "user")
+            turn = next(later, None)
+            if len(prompt) <= most_tokens or turn is None:
+                self._dropped = tuple(messages[system:first])
+                thinks = self._set.template.thinks
+                return prompt, rendered.rstrip().endswith(THINKING_OPENS) if thinks else None
+            first = turn
+            # Once something has to go, enough goes for some more questions.
+            most_tokens = limit // KEPT_SHARE
+
+    def _shared(self, prompt: Sequence[int]) -> int:
+        """How many tokens the prompt has in common with what is committed, from the beginning."""
+        pairs = enumerate(zip(self._tokens, prompt, strict=False))
+        return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(self._tokens), len(prompt)))
+
+    def _record_answer(self, finished: Finished) -> bool:
         """A stop string may cut a token in two: what its first half says is left to be tokenised."""
         text = self._context.model.vocabulary.text(finished.token_ids)
-        if finished.text.startswith(text):
+        is_whole = self._said.startswith(text)
+        if is_whole:
             self._transcript.record_answer(text, finished.token_ids)
+        return is_whole
 
     def _tokenize(self, text: str, begins: bool) -> list[int]:
         adds_special = begins and not self._set.template.starts_with_bos(text)
@@ -183,6 +246,19 @@ class Session:
             self._tokens = list(prompt[:position])
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A conversation with its last answer, and how many tokens of it a follow-up should find in the cache."""
+
+    messages: tuple[Message, ...] = ()
+    dropped: tuple[Message, ...] = ()
+    tokens: int = 0
+
+    def is_continued(self, messages: Sequence[Message], dropped: tuple[Message, ...]) -> bool:
+        """Whether another conversation goes on from this one, with the same turns left out."""
+        return self.dropped == dropped and tuple(messages[: len(self.messages)]) == self.messages
+
+
 class _Answer:
     """The growing answer: its text, limits, times and events."""
 
@@ -193,18 +269,24 @@ class _Answer:
         prompt_tokens: int,
         ledger: Ledger,
         sampler: Sampler,
+        starts_thinking: bool | None,
         started: float,
     ) -> None:
         self._prompt_tokens = prompt_tokens
         self._set = loaded
         self._settings = settings
         self._ledger = ledger
-        self._seed = sampler.seed
+        self._sampler = sampler
         self._started = started
         self._prefilled = time.perf_counter()
         self._first_token_ms = 0.0
         self._decode_ms = 0.0
-        self._text = TextStream(loaded.model.vocabulary.piece, settings.stop_strings)
+        self._text = TextStream(
+            loaded.model.vocabulary.piece,
+            settings.stop_strings,
+            starts_thinking=starts_thinking,
+            stops_in_thinking=settings.stops_in_thinking,
+        )
         self._ids: list[int] = []
         self._pipeline: Pipeline | None = None
         self._panel = Panel(())
@@ -212,6 +294,10 @@ class _Answer:
     def attach(self, pipeline: Pipeline, panel: Panel) -> None:
         self._pipeline = pipeline
         self._panel = panel
+
+    @property
+    def said(self) -> str:
+        return self._text.said
 
     @property
     def is_stopped(self) -> bool:
@@ -233,13 +319,19 @@ class _Answer:
         if not self._first_token_ms:
             self._first_token_ms = (now - self._started) * 1e3
         self._decode_ms = (now - self._prefilled) * 1e3
+        tokens = result.tokens
+        if self._settings.top_log_probabilities is not None:
+            found = self._sampler.take_log_probabilities()  # an end token's own comes last and is left over
+            tokens = tuple(replace(token, log_probabilities=one) for token, one in zip(tokens, found, strict=False))
         text = ""
-        for token in result.tokens:
+        thought = len(self._text.thinking)
+        for token in tokens:
             self._ids.append(token.id)
             text += self._text.push(token.id)
             if self._text.is_stopped:
                 break
-        return StepDone(result.tokens, text, result.record, self._metrics(), self._timings(), self._state())
+        thinking = self._text.thinking[thought:]
+        return StepDone(tokens, text, result.record, self._metrics(), self._timings(), self._state(), thinking)
 
     def finish(self, reason: FinishReason) -> Finished:
         self._text.finish()
@@ -247,10 +339,11 @@ class _Answer:
             reason,
             self._text.text,
             tuple(self._ids[: self._text.token_count]),
-            self._seed,
+            self._sampler.seed,
             self._metrics(),
             self._timings(),
             self._state(),
+            self._text.thinking,
         )
 
     def _timings(self) -> Timings:

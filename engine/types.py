@@ -104,6 +104,16 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class LogProbabilities:
+    """What the target itself thought of a token and its rivals, before any sampler: natural logarithms."""
+
+    chosen: float
+    """The emitted token's."""
+    top: tuple[tuple[int, float], ...]
+    """The most probable tokens with theirs, the best first; as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmittedToken:
     """One token of the answer and its origin."""
 
@@ -114,6 +124,8 @@ class EmittedToken:
     agreement: float = 0.0
     probability: float = 0.0
     """The winning drafter's probability; zero where no draft covered the position."""
+    log_probabilities: LogProbabilities | None = None
+    """None unless they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +282,8 @@ class StepDone:
     metrics: Metrics
     timings: Timings
     state: SpeculationState
+    thinking: str = ""
+    """What became readable of a thought that precedes the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +297,13 @@ class Finished:
     metrics: Metrics
     timings: Timings
     state: SpeculationState
+    thinking: str = ""
+    """The thought that preceded the answer; no part of its text."""
+    dropped_messages: int = 0
+    """The oldest messages of the conversation that the target was not given, for want of room in the context."""
+    rewritten_tokens: int = 0
+    """Tokens of the conversation so far that had to be read anew, because the template now renders them differently:
+    as a rule, without the last answer's thought."""
 
 
 GenerationEvent = PrefillProgress | StepDone | Finished

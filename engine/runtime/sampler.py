@@ -1,7 +1,7 @@
 """The target's sampler chain: llama.cpp's own samplers, advanced once per emitted token.
 
-Because a token costs one draw of the random generator whether or not a draft covered it, the same seed gives the same
-tokens with drafters on, off or changed.
+Because a token costs the same draws of the random generator whether or not a draft covered it, the same seed gives the
+same tokens with drafters on, off or changed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 
 from engine.config import Sampling
+from engine.errors import SettingError
 from engine.runtime.api import native
-from engine.runtime.context import Context
+from engine.runtime.context import Context, FloatRows
+from engine.runtime.grammar import CANDIDATE, Grammar, apply
+from engine.runtime.vocabulary import Vocabulary
+from engine.types import LogProbabilities
 
 SEED_LIMIT = 2**32 - 1
 """llama.cpp reads the largest 32-bit seed as "draw one"."""
@@ -23,23 +27,43 @@ SEED_LIMIT = 2**32 - 1
 class Sampler:
     """Chooses tokens from the rows of a context's last pass, in order."""
 
-    def __init__(self, sampling: Sampling, vocabulary_size: int, history: Sequence[int]) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        vocabulary: Vocabulary,
+        history: Sequence[int],
+        top_log_probabilities: int | None = None,
+    ) -> None:
         """Build the chain.
 
         Args:
             sampling: The settings; without a seed one is drawn and kept in `seed`.
-            vocabulary_size: Of the target.
+            vocabulary: The target's.
             history: Tokens before the answer, which the penalties count.
+            top_log_probabilities: How many tokens' log-probabilities are kept beside each chosen one's; None for none.
+
+        Raises:
+            SettingError: the grammar cannot be read, or a biased token does not exist.
         """
         self.seed = sampling.seed if sampling.seed is not None else secrets.randbelow(SEED_LIMIT)
-        self._is_argmax = sampling.temperature == 0 and not sampling.has_penalties
+        unknown = [token for token, _ in sampling.logit_bias if token >= vocabulary.size]
+        if unknown:
+            raise SettingError(f"token {unknown[0]} cannot be biased: the vocabulary has {vocabulary.size} tokens")
+        self._top = top_log_probabilities
+        self._log_probabilities: list[LogProbabilities] = []
+        self._is_argmax = sampling.is_argmax
+        self._end_token = next(iter(vocabulary.end_tokens), vocabulary.eos)
+        self._grammar = Grammar(sampling.grammar, vocabulary) if sampling.grammar else None
         lib = native().lib
         self._lib = lib
         self._chain: Any = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        if sampling.logit_bias:
+            biases = (lib.llama_logit_bias * len(sampling.logit_bias))(*sampling.logit_bias)
+            self._add(lib.llama_sampler_init_logit_bias(vocabulary.size, len(biases), biases))
         if sampling.has_penalties:
             self._add(
                 lib.llama_sampler_init_penalties(
-                    vocabulary_size,
+                    vocabulary.size,
                     sampling.penalty_last_tokens,
                     sampling.repeat_penalty,
                     sampling.frequency_penalty,
@@ -64,6 +88,10 @@ class Sampler:
     def _add(self, sampler: Any) -> None:
         self._lib.llama_sampler_chain_add(self._chain, sampler)
 
+    def allowed_length(self, draft: Sequence[int]) -> int:
+        """How much of a draft, from its beginning, the grammar allows: the target would reject the rest."""
+        return len(draft) if self._grammar is None else self._grammar.allowed_length(draft)
+
     def match(self, context: Context, draft: Sequence[int], first_output: int) -> tuple[int, int]:
         """Token matching: accept the draft while each token equals the target's own choice.
 
@@ -75,20 +103,64 @@ class Sampler:
         Returns:
             The number of accepted tokens and the target's own token after them.
         """
+        accepted = 0
+        choice = self.choose(context, first_output)
+        while accepted < len(draft) and choice == draft[accepted]:
+            accepted += 1
+            choice = self.choose(context, first_output + accepted)
+        return accepted, choice
+
+    def choose(self, context: Context, output: int) -> int:
+        """The target's own choice from one row of the last pass. The sampler goes on with it: it must be emitted."""
         if self._is_argmax:
-            rows = context.logits()[first_output : first_output + len(draft) + 1]
-            choices = np.argmax(rows, axis=1).tolist()
-            accepted = 0
-            while accepted < len(draft) and choices[accepted] == draft[accepted]:
-                accepted += 1
-            return accepted, choices[accepted]
-        for accepted, token in enumerate(draft):
-            choice = self._lib.llama_sampler_sample(self._chain, context.handle, first_output + accepted)
-            if choice != token:
-                return accepted, choice
-        return len(draft), self._lib.llama_sampler_sample(self._chain, context.handle, first_output + len(draft))
+            choice = int(context.logits()[output].argmax())
+        elif self._grammar is None:
+            choice = int(self._lib.llama_sampler_sample(self._chain, context.handle, output))
+        else:
+            choice = self._obey(self._grammar, context.logits()[output])
+        if self._top is not None:
+            self._log_probabilities.append(self._measure(context.logits()[output], choice))
+        return choice
+
+    def take_log_probabilities(self) -> list[LogProbabilities]:
+        """Those of the tokens chosen since the last call, in order; empty unless they were asked for."""
+        taken, self._log_probabilities = self._log_probabilities, []
+        return taken
 
     def close(self) -> None:
         if self._chain:
             self._lib.llama_sampler_free(self._chain)
             self._chain = None
+        if self._grammar is not None:
+            self._grammar.close()
+
+    def _obey(self, grammar: Grammar, row: FloatRows) -> int:
+        # Most choices obey without being told, and asking about every token of the vocabulary takes 10 to 40 ms.
+        token = self._run_chain(row, None)
+        if not grammar.allows(token):
+            token = self._run_chain(row, grammar)
+            if not grammar.allows(token):
+                return self._end_token  # the vocabulary has nothing that the grammar allows
+        self._lib.llama_sampler_accept(self._chain, token)
+        grammar.accept(token)
+        return token
+
+    def _run_chain(self, row: FloatRows, grammar: Grammar | None) -> int:
+        candidates = np.zeros(len(row), CANDIDATE)
+        candidates["id"] = np.arange(len(row), dtype=np.int32)
+        candidates["logit"] = row
+        if grammar is not None:
+            grammar.restrict(candidates)
+        return int(candidates["id"][apply(self._chain, candidates)])
+
+    def _measure(self, row: FloatRows, token: int) -> LogProbabilities:
+        assert self._top is not None
+        logits = row.astype(np.float64)
+        greatest = logits.max()
+        logits -= greatest + np.log(np.exp(logits - greatest).sum())
+        best: list[int] = []
+        if self._top:
+            close = np.flatnonzero(logits >= np.partition(logits, -self._top)[-self._top])
+            # Equal ones stand in the order of their ids, so that the list is always the same.
+            best = close[np.argsort(-logits[close], kind="stable")][: self._top].tolist()
+        return LogProbabilities(float(logits[token]), tuple((one, float(logits[one])) for one in best))

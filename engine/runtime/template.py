@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import ModelFileError, PromptError
+from engine.errors import ModelFileError, PromptError, SettingError
 from engine.runtime.model import Model
+from engine.text import THINKING_CLOSES
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Used for models that carry no template, as llama.cpp does."""
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the variable that turns thinking on and off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +28,56 @@ class Message:
 
 
 class ChatTemplate:
-    """Renders conversations for one model.
+    """Renders conversations for one model, and knows whether it is one that thinks before it answers.
 
     Raises:
         ModelFileError: the model's template is no Jinja template.
     """
 
     def __init__(self, model: Model) -> None:
+        from jinja2 import meta
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
         vocabulary = model.vocabulary
+        source = model.chat_template or CHATML
         self._bos = vocabulary.spelling(vocabulary.bos) if vocabulary.bos >= 0 else ""
         try:
             self._formatter: Any = Jinja2ChatFormatter(
-                template=model.chat_template or CHATML,
+                template=source,
                 eos_token=vocabulary.spelling(vocabulary.eos) if vocabulary.eos >= 0 else "",
                 bos_token=self._bos,
             )
         except Exception as error:  # the template is part of the model file: parsing it may raise anything
             raise ModelFileError(f"{model.path} has a chat template that cannot be read: {error}") from error
+        self.thinks = THINKING_CLOSES in source
+        """Whether the model's answers may begin with a thought between tags."""
+        variables = meta.find_undeclared_variables(self._formatter._environment.environment.parse(source))
+        self._switch = next((name for name in THINKING_SWITCHES if name in variables), None)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    @property
+    def has_thinking_switch(self) -> bool:
+        """Whether thinking can be turned on and off."""
+        return self._switch is not None
+
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The prompt text up to where the assistant's answer begins.
+
+        Args:
+            messages: The conversation.
+            thinking: Whether the model is to think first; None leaves it to the template.
 
         Raises:
             PromptError: the template refuses the conversation, for example a role it does not know.
+            SettingError: thinking is asked for or forbidden and the template has no switch for it.
         """
+        switch = {}
+        if thinking is not None:
+            if self._switch is None:
+                raise SettingError("this model's chat template has no switch for thinking; leave it to the model")
+            switch[self._switch] = thinking
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            return str(self._formatter(messages=plain).prompt)
+            return str(self._formatter(messages=plain, **switch).prompt)
         except Exception as error:  # a template is a program from the model file: it may raise anything
             raise PromptError(f"the model's chat template refuses this conversation: {error}") from error
 

@@ -21,7 +21,7 @@ class Vocabulary:
     """Read-only view of a loaded model's vocabulary. Safe to use from any thread while the model lives."""
 
     def __init__(self, handle: Any) -> None:
-        self._handle = handle
+        self.handle = handle
         lib = native().lib
         self.size: int = lib.llama_vocab_n_tokens(handle)
         self.kind: int = lib.llama_vocab_type(handle)
@@ -39,7 +39,7 @@ class Vocabulary:
     def end_tokens(self) -> frozenset[int]:
         """Every token after which the model's turn is over."""
         is_end = native().lib.llama_vocab_is_eog
-        return frozenset(token for token in range(self.size) if is_end(self._handle, token))
+        return frozenset(token for token in range(self.size) if is_end(self.handle, token))
 
     def tokenize(self, text: str, *, adds_special: bool) -> list[int]:
         """Tokens of `text`; special tokens written out in it are recognised.
@@ -54,7 +54,7 @@ class Vocabulary:
         room = len(data) + 8
         while True:
             buffer = (lib.llama_token * room)()
-            count = lib.llama_tokenize(self._handle, data, len(data), buffer, room, adds_special, True)
+            count = lib.llama_tokenize(self.handle, data, len(data), buffer, room, adds_special, True)
             if count >= 0:
                 return list(buffer[:count])
             room = -count
@@ -65,7 +65,7 @@ class Vocabulary:
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            count = lib.llama_token_to_piece(self._handle, token, buffer, room, 0, False)
+            count = lib.llama_token_to_piece(self.handle, token, buffer, room, 0, False)
             if count >= 0:
                 return buffer.raw[:count]
             room = -count
@@ -76,7 +76,7 @@ class Vocabulary:
 
     def spelling(self, token: int) -> str:
         """The vocabulary's entry for a token, as stored."""
-        text = native().lib.llama_vocab_get_text(self._handle, token)
+        text = native().lib.llama_vocab_get_text(self.handle, token)
         return str(text.decode("utf-8", "replace")) if text else ""
 
 

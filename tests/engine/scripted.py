@@ -60,6 +60,9 @@ class ScriptedTarget:
         is_own = tuple(prefix) == self.full[:length] and length < len(self.full)
         return self.full[length] if is_own else WRONG
 
+    def allowed_length(self, draft: Sequence[int]) -> int:
+        return len(draft)
+
     def match(self, _context: object, draft: Sequence[int], first_output: int) -> tuple[int, int]:
         assert first_output == 0
         start = len(self.cells) - len(draft)

@@ -242,7 +242,7 @@ def test_closing_twice_is_closing_once_and_a_model_closes_its_contexts(starter: 
 
 
 def chain(model: Model, sampling: Sampling, history: Sequence[int] = ()) -> Sampler:
-    return Sampler(sampling, model.vocabulary.size, history)
+    return Sampler(sampling, model.vocabulary, history)
 
 
 SAMPLED = Sampling(temperature=0.9, seed=5, repeat_penalty=1.3, presence_penalty=0.5)

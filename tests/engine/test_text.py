@@ -97,3 +97,67 @@ def test_any_split_of_any_text_shows_all_up_to_the_first_stop_string(
     else:
         assert text.is_stopped
         assert any(whole.startswith(stop, len(text.text)) for stop in stops)
+
+
+# Thoughts
+
+
+def thoughtful(
+    said: str, *stops: str, opened: bool = False, stops_inside: bool = False
+) -> tuple[TextStream, list[str]]:
+    """A stream that was given a text one character at a time, and what each showed."""
+    pieces = [character.encode() for character in said]
+    text = TextStream(lambda token: pieces[token], stops, starts_thinking=opened, stops_in_thinking=stops_inside)
+    return text, shown(text, len(pieces))
+
+
+def test_a_thought_is_told_apart_and_its_tags_are_never_shown() -> None:
+    text, parts = thoughtful("<think>\nHm, 2 < 3.</think>\n\nYes <b>.")
+    assert (text.thinking, text.text) == ("Hm, 2 < 3.", "Yes <b>.")
+    assert "".join(parts) == text.text
+    assert text.said == "<think>\nHm, 2 < 3.</think>\n\nYes <b>."
+
+
+def test_a_thought_that_the_prompt_has_opened_needs_no_tag() -> None:
+    text, _ = thoughtful("Hm.</think>Yes.", opened=True)
+    assert (text.thinking, text.text) == ("Hm.", "Yes.")
+
+
+def test_a_thought_that_never_ends_is_no_answer() -> None:
+    text, parts = thoughtful("<think>Hm, </thin")
+    assert (text.thinking, text.text, "".join(parts)) == ("Hm, </thin", "", "")
+
+
+def test_only_the_beginning_of_an_answer_can_open_a_thought() -> None:
+    for said in ("Use <think>this</think>.", "<thinker>", "<thi", ""):
+        text, parts = thoughtful(said)
+        assert (text.thinking, text.text, "".join(parts)) == ("", said, said)
+
+
+def test_without_thoughts_tags_are_text_like_any_other() -> None:
+    text = stream([b"<think>", b"a", b"</think>"])
+    assert shown(text, 3) == ["<think>", "a", "</think>", ""]
+    assert text.thinking == ""
+
+
+def test_a_stop_string_ends_the_answer_and_only_if_asked_the_thought() -> None:
+    said = "<think>First.\nSecond.</think>Yes.\nNo."
+    text, _ = thoughtful(said, "\n")
+    assert (text.thinking, text.text, text.is_stopped) == ("First.\nSecond.", "Yes.", True)
+    text, _ = thoughtful(said, "\n", stops_inside=True)
+    assert (text.thinking, text.text, text.is_stopped) == ("First.", "", True)
+    text, _ = thoughtful(said, "Second.</think>Yes")
+    assert (text.text, text.is_stopped) == ("Yes.\nNo.", False)
+
+
+@given(st.text("a<>/think\n", max_size=12), st.text("b<>/think\n", max_size=12), st.integers(1, 5))
+def test_however_a_thought_is_cut_into_tokens_it_reads_the_same(thought: str, answer: str, size: int) -> None:
+    said = f"<think>{thought}</think>{answer}".encode()
+    pieces = [said[start : start + size] for start in range(0, len(said), size)]
+    text = TextStream(lambda token: pieces[token], (), starts_thinking=False)
+    parts = shown(text, len(pieces))
+    whole, _ = thoughtful(said.decode())
+    assert (text.thinking, text.text) == (whole.thinking, whole.text)
+    assert "".join(parts) == text.text
+    inner, _, outer = (thought + "</think>" + answer).partition("</think>")
+    assert (text.thinking, text.text) == (inner.lstrip(), outer.lstrip())
