@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGUFReader
 
 from engine.config import GenerationSettings, ModelPlacement, Policy, Sampling, SetConfig, Speculation
 from engine.drafters.base import DraftRequest, always
@@ -18,7 +19,7 @@ from engine.runtime.template import Message
 from engine.session import ANSWER_SHARE, KEPT_SHARE, Session
 from engine.types import Finished, FinishReason, StepDone
 from tests.engine.conftest import GREEDY, PLAIN, SMALL_CONTEXT_TOKENS, answer, never, settings, tokens_of
-from tests.engine.making import TEMPLATE, patched_copy
+from tests.engine.making import TEMPLATE, patched_copy, value_of
 
 DRAFTED = Speculation(Policy.parse("fixed:3"))
 SYSTEM = Message("system", "Answer in few words.")
@@ -135,14 +136,14 @@ def test_a_drafter_with_a_smaller_context_abstains_beyond_its_end_and_comes_back
     own_tokens = 128
     drafter = ModelDrafter.load(
         draft_models["few-bits"],
-        "short",
+        "few-bits",
         small.model.vocabulary,
         placement=ModelPlacement(threads=1),
         context_tokens=own_tokens,
     )
     own_limit = drafter._context.context_tokens
     assert own_limit < LIMIT
-    loaded = small.with_drafters(())
+    loaded = small.with_drafters(("few-bits",))
     loaded.panel = Panel([drafter])
     session = Session(loaded)
     try:
@@ -175,11 +176,13 @@ OPENING = (
     "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content.split('</think>')[-1]}}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n<think>\n"
 )
-THOUGHT = 'root ::= "<think>\\n" [a-z ]{12} "\\n" [a-z ]{6} "</think>\\n\\n" [a-z ]{10} "\\n" [a-z ]{10}'
+THOUGHT = 'root ::= "<think>\\n" [a-z]{12} "\\n" [a-z ]{6} "</think>\\n\\n" [a-z]{10} "\\n" [a-z ]{10}'
 
 
 def thinking_set(starter: Path, folder: Path, template: str, cost_file: Path) -> LoadedSet:
-    path = patched_copy(starter, folder / "thinking.gguf", TEMPLATE, template)
+    # The room of the old template is filled with a comment: white space would be part of the prompt.
+    room = len(value_of(GGUFReader(starter).fields[TEMPLATE])) - len(template)
+    path = patched_copy(starter, folder / "thinking.gguf", TEMPLATE, template + "{#".ljust(room - 2) + "#}")
     return LoadedSet.load(
         SetConfig(path, ("ngram", "suffix"), SMALL_CONTEXT_TOKENS, ModelPlacement(threads=1), cost_file=cost_file)
     )
@@ -255,7 +258,7 @@ def test_thinking_can_be_switched_where_the_template_has_a_switch(thinker: Loade
 def test_a_template_may_open_the_thought_itself(starter: Path, tmp_path: Path, cost_file: Path) -> None:
     loaded = thinking_set(starter, tmp_path, OPENING, cost_file)
     session = Session(loaded)
-    grammar = 'root ::= [a-z ]{12} "</think>\\n\\n" [a-z ]{10}'
+    grammar = 'root ::= [a-z]{12} "</think>\\n\\n" [a-z]{10}'
     given = GenerationSettings(Sampling(temperature=0, grammar=grammar), DRAFTED)
     finished = answer(session.chat([FIRST], given, never()))
     assert (len(finished.thinking), len(finished.text)) == (12, 10)
