@@ -7,6 +7,7 @@ last one, in the target and in every drafter, and evaluates only what lies past 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from engine.config import GenerationSettings, PolicyKind
 from engine.drafting import Panel
 from engine.errors import PromptError
+from engine.invariants import check_step
 from engine.loader import LoadedSet
 from engine.metrics import Ledger
 from engine.pipeline import Pipeline, StepResult
@@ -34,6 +36,8 @@ from engine.types import (
     Timings,
 )
 
+CHECKS_VARIABLE = "QUORUM_CHECKS"
+"""Environment variable that has every step checked; for finding faults, not for speed."""
 ANSWER_SHARE = 8
 """An answer is to have this part of the context, or the tokens it is limited to if that is less; the conversation's
 oldest turns make room for it."""
@@ -54,6 +58,7 @@ class Session:
         self._sequence = loaded.context.allocate()
         self._tokens: list[int] = []
         """Committed tokens; the target's cache holds a prefix of them."""
+        self._is_checked = bool(os.environ.get(CHECKS_VARIABLE))
         self._transcript = Transcript(self._tokenize, remembered)
         self._said = ""
         """What the last answer reads as, with its thought."""
@@ -150,6 +155,8 @@ class Session:
                     result = None if cancel.is_set() else pipeline.step(answer.remaining_tokens, cancel)
                     reason = FinishReason.CANCELLED if result is None else None
                 if result is not None:
+                    if self._is_checked:
+                        check_step(self._context, self._sequence, self._tokens, panel, ended=result.ended)
                     yield answer.take(result)
                     reason = FinishReason.STOP if result.ended or answer.is_stopped else None
                 if reason is not None:
@@ -359,7 +366,7 @@ class _Answer:
         names = self._panel.names
         weights = learning.weights(self._settings.speculation.weights).current
         return self._ledger.metrics(
-            weights={name: weights[name] for name in names},
+            weights={name: weights.get(name, 0.0) for name in names},
             draft_ms={drafter.name: learning.cost.draft_ms((drafter.name,)) for drafter in self._panel.models},
             active=self._pipeline.active if self._pipeline else frozenset(),
             notes=self._panel.failures,

@@ -94,6 +94,13 @@ class Drafter(ABC):
         """Model passes the last draft took; fewer than its tokens where earlier guesses were taken over."""
         return 0
 
+    def check(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no copy that could be wrong
+        """Check what it keeps against the committed tokens.
+
+        Raises:
+            AssertionError: they do not agree.
+        """
+
     def close(self) -> None:  # noqa: B027 - most drafters own nothing native
         """Free everything; the drafter is not used again."""
 

@@ -180,6 +180,10 @@ class ModelDrafter(Drafter):
             return None
         return self._executor.submit(self._catch_up, max_tokens, cancel)
 
+    def check(self, tokens: Sequence[int]) -> None:
+        assert self._committed == list(tokens), f"{self.name} has heard of other tokens than were committed"
+        self._executor.submit(self._check_mirrors).result()
+
     def close(self) -> None:
         self._executor.submit(self.model.close).result()
         self._executor.shutdown()
@@ -214,6 +218,15 @@ class ModelDrafter(Drafter):
         self._read(self._mirror, self._committed, min(len(self._committed), before + max_tokens), cancel)
         self._learn_score()
         return self._known - before
+
+    def _check_mirrors(self) -> None:
+        mirrors = [self._mirror] if self._branch is None else [self._mirror, self._branch]
+        for mirror in mirrors:
+            held, cached = len(mirror.tokens), self._context.length(mirror.sequence)
+            assert held == cached == len(mirror.predictions), f"{self.name} mirrors {held} tokens of {cached} cached"
+        known = self._mirror.tokens[: self._known]
+        assert known == self._committed[: self._known], f"{self.name} takes other tokens for known"
+        assert len(known) == self._known, f"{self.name} knows more tokens than it has"
 
     def _settle_branch(self, goal: list[int]) -> None:
         """Promote the look-ahead branch if it knows more of the goal than the mirror does, else drop it."""

@@ -29,6 +29,7 @@ REQUIRED_NAMES = (
     "llama_log_set",
     "llama_logit_bias",
     "llama_memory_seq_cp",
+    "llama_memory_seq_pos_max",
     "llama_memory_seq_rm",
     "llama_model_chat_template",
     "llama_model_default_params",

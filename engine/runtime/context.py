@@ -266,6 +266,10 @@ class Context:
         row_type = ctypes.c_float * (self._outputs * self.model.vocabulary.size)
         return np.ctypeslib.as_array(row_type.from_address(address)).reshape(self._outputs, -1)
 
+    def stored_length(self, sequence: int) -> int:
+        """Tokens of the sequence in the cache as llama.cpp counts them, by their last position."""
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
     def close(self) -> None:
         """Free the native context. Safe to call twice."""
         if self.handle:

@@ -1,4 +1,4 @@
-"""Model files with one fault each, made from the real starter; and a tiny model that cannot take tokens back."""
+"""Model files with one fault each, made from the real starter; and tiny models, one that cannot take tokens back."""
 
 from __future__ import annotations
 
@@ -76,6 +76,56 @@ def write_tiny_mamba(vocabulary_of: Path, path: Path) -> Path:
         writer.add_tensor(f"blk.{layer}.ssm_a", -np.abs(random.standard_normal((inner, state))).astype(np.float32))
         add(f"blk.{layer}.ssm_d", inner)
         add(f"blk.{layer}.ssm_out.weight", width, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+TINY_TOKENS = 96
+
+
+def write_tiny_llama(path: Path, noise: float = 0.0) -> Path:
+    """A random llama of two layers and few tokens, in Q8_0; with noise, one that agrees with it only in part."""
+    width, feed_forward, layers = 64, 96, 2
+    random, disturbance = np.random.default_rng(5), np.random.default_rng(6)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(feed_forward)
+    writer.add_block_count(layers)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(int(gguf.LlamaFileType.MOSTLY_Q8_0))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["<|start|>", "<|end|>", *(chr(ord("!") + number) for number in range(TINY_TOKENS - 2))])
+    writer.add_token_types([3, 3, *[1] * (TINY_TOKENS - 2)])
+    writer.add_token_merges(["0 1"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+
+    def add(name: str, *shape: int) -> None:
+        weights = 0.3 * random.standard_normal(shape) + 0.3 * noise * disturbance.standard_normal(shape)
+        if len(shape) == 1:
+            writer.add_tensor(name, (1 + weights).astype(np.float32))
+            return
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quants.quantize(weights.astype(np.float32), kind), raw_dtype=kind)
+
+    add("token_embd.weight", TINY_TOKENS, width)
+    add("output.weight", TINY_TOKENS, width)
+    add("output_norm.weight", width)
+    for layer in range(layers):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{layer}.{name}.weight", width, width)
+        add(f"blk.{layer}.ffn_gate.weight", feed_forward, width)
+        add(f"blk.{layer}.ffn_up.weight", feed_forward, width)
+        add(f"blk.{layer}.ffn_down.weight", width, feed_forward)
+        add(f"blk.{layer}.attn_norm.weight", width)
+        add(f"blk.{layer}.ffn_norm.weight", width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
