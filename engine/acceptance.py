@@ -1,22 +1,28 @@
 """How likely the target is to accept a draft token, learnt online from verdicts.
 
-Two questions are answered. *Token*: this token, with the confidence its drafter had and the agreement it found? And
-*mean*: a token of this drafter set in general, for looking ahead before anything is drafted? Both are counts with
-forgetting, so that a change of task (prose to code) is followed within some dozens of tokens.
+Three questions are answered. *Token*: this token, with the confidence its drafter had and the agreement it found?
+*Mean*: a token of this drafter set in general, for looking ahead before anything is drafted? And *rescue*: given that
+the trunk's token is rejected, is it this branch's instead? All are counts with forgetting, so that a change of task
+(prose to code) is followed within some dozens of tokens.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.types import VotedDraft
+from engine.types import Branch, VotedDraft
 
 CONFIDENCE_EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 CELL_MEMORY = 0.985
 MEAN_MEMORY = 0.97
 PRIOR_WEIGHT = 3.0
 MEAN_PRIOR = 0.7
+RESCUE_EDGES = (0.1, 0.25, 0.5)
+RESCUE_PRIORS = (0.15, 0.3, 0.45, 0.6)
+RESCUE_MEMORY = 0.99
 
 
 @dataclass(slots=True)
@@ -42,6 +48,7 @@ class AcceptanceModel:
         self._free = frozenset(free_drafters)
         self._cells: dict[tuple[bool, int, int], Share] = {}
         self._means: dict[tuple[str, ...], Share] = {}
+        self._rescues: dict[tuple[bool, bool, int], Share] = {}
 
     def token(self, source: str, probability: float, agreement: float, proposers: int) -> float:
         """Probability that a token is accepted, given that the ones before it were.
@@ -76,6 +83,27 @@ class AcceptanceModel:
             )
         ]
 
+    def survivals(self, draft: VotedDraft) -> list[float]:
+        """For each token of a voted draft, the probability that it and all before it are accepted."""
+        return list(itertools.accumulate(self.voted(draft), operator.mul))
+
+    def branch(self, branch: Branch, trunk: Sequence[float]) -> list[float]:
+        """The same for a branch of a voted draft whose own survivals are `trunk`."""
+        before = trunk[branch.fork - 1] if branch.fork else 1.0
+        # It is the target's choice only where the trunk's token is not.
+        survivals = [(before - trunk[branch.fork]) * self._rescue(branch).value]
+        for probability in branch.probabilities[1:]:
+            survivals.append(survivals[-1] * self.token(branch.source, probability, 1.0, 1))
+        return survivals
+
+    def _rescue(self, branch: Branch) -> Share:
+        confidence = sum(branch.probabilities[0] >= edge for edge in RESCUE_EDGES)
+        key = (branch.source in self._free, branch.is_second, confidence)
+        rescue = self._rescues.get(key)
+        if rescue is None:
+            rescue = self._rescues[key] = Share(PRIOR_WEIGHT * RESCUE_PRIORS[confidence], PRIOR_WEIGHT)
+        return rescue
+
     def mean(self, names: Sequence[str]) -> float:
         """Acceptance of a token drafted by this set of model drafters, whatever else is known."""
         known = self._means.get(tuple(names))
@@ -101,3 +129,13 @@ class AcceptanceModel:
             if names:
                 mean = self._means.setdefault(tuple(names), Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT))
                 mean.learn(hit=hit, memory=MEAN_MEMORY)
+
+    def learn_rescue(self, branches: Iterable[Branch], fork: int, token: int) -> None:
+        """Take in that the target chose `token` in place of the trunk's after `fork` of its tokens.
+
+        Args:
+            branches: All that the drafts offered, sent or not.
+        """
+        for branch in branches:
+            if branch.fork == fork:
+                self._rescue(branch).learn(hit=branch.tokens[0] == token, memory=RESCUE_MEMORY)

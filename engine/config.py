@@ -41,6 +41,13 @@ class LookAhead(str, Enum):
     OFF = "off"
 
 
+class Shape(str, Enum):
+    """What is sent to the target: a chain, or a token tree where that pays."""
+
+    AUTO = "auto"
+    CHAIN = "chain"
+
+
 class Exactness(str, Enum):
     """Whether the backend setting must give bit-equal logits in every batch size."""
 
@@ -157,6 +164,7 @@ class Speculation:
     weights: WeightRule = WeightRule.HEDGE
     vote: VoteMode = VoteMode.TREE
     look_ahead: LookAhead = LookAhead.AUTO
+    shape: Shape = Shape.AUTO
 
 
 @dataclass(frozen=True, slots=True)

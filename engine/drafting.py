@@ -31,6 +31,8 @@ class Ballot:
     """Tokens each participating drafter proposed."""
     draft_ms: float
     vote_ms: float
+    drafts: Sequence[Draft] = ()
+    """What was voted on, where whole drafts were."""
 
 
 @dataclass(slots=True)
@@ -203,7 +205,7 @@ class DraftApart(Drafting):
         drafts = [*drafts, *hint]
         voted = vote(drafts, weights)
         proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
-        return Ballot(voted, proposals, draft_ms, (self._cost.clock() - drafted) * 1e3)
+        return Ballot(voted, proposals, draft_ms, (self._cost.clock() - drafted) * 1e3, drafts)
 
 
 class DraftTogether(Drafting):

@@ -16,9 +16,20 @@ class Learning:
     """Owns the learners of one loaded set and hands out those that an answer's settings name."""
 
     def __init__(
-        self, cost: CostModel, free_drafters: Sequence[str], model_drafters: Sequence[str], *, runs_apart: bool
+        self,
+        cost: CostModel,
+        free_drafters: Sequence[str],
+        model_drafters: Sequence[str],
+        *,
+        runs_apart: bool,
+        allows_branches: bool,
     ) -> None:
+        """Args:
+        runs_apart: Whether drafters have a processor of their own.
+        allows_branches: Whether token trees may be sent: their side branches are as exact as is asked for.
+        """
         self.cost = cost
+        self.allows_branches = allows_branches
         self.acceptance = AcceptanceModel(free_drafters)
         self._names = (*model_drafters, *free_drafters)
         self._model_drafters = tuple(model_drafters)

@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from engine.acceptance import AcceptanceModel
+from engine.branches import best_tree
 from engine.config import Policy, PolicyKind
 from engine.cost import CostModel
 from engine.drafters.base import KeepDrafting, always
-from engine.types import VotedDraft
+from engine.types import Branch, TokenTree, VotedDraft
 
 LONGEST_DRAFT = 15
 """Passes of 16 tokens are the largest that are calibrated, and no cheaper per token beyond on the CPUs measured."""
@@ -48,9 +49,11 @@ class LengthRule(ABC):
         """
         return always
 
-    def trim(self, draft: VotedDraft, context_tokens: int, pace: float) -> int:
-        """How many tokens of the voted draft to send."""
-        return len(draft)
+    def cut(
+        self, voted: VotedDraft, branches: Sequence[Branch], most_branches: int, context_tokens: int, pace: float
+    ) -> TokenTree:
+        """What to send of the voted draft, and of the branches that leave it, of which at most so many."""
+        return TokenTree(voted)
 
     def learn(self, verified: int, accepted: int, step_ms: float) -> None:  # noqa: B027 - `fixed` learns nothing
         """Hear the verdict on a step that sent `verified` draft tokens."""
@@ -179,28 +182,15 @@ class AutoLength(LengthRule):
 
         return keep
 
-    def trim(self, draft: VotedDraft, context_tokens: int, pace: float) -> int:
-        costs = self._cost.curve(context_tokens, len(draft) + 1)
-        return best_length(self._acceptance.voted(draft), costs, pace)
-
-
-def best_length(acceptance: Sequence[float], pass_ms: Sequence[float], pace: float) -> int:
-    """How many draft tokens to send for the most expected tokens − pace · time.
-
-    Args:
-        acceptance: For each draft token, its probability of being accepted given the ones before it.
-        pass_ms: Time of a target pass over 1, 2, … tokens; one more entry than `acceptance`.
-        pace: Tokens per millisecond that time is worth.
-    """
-    best, best_value = 0, -pace * pass_ms[0]
-    gained, survival = 0.0, 1.0
-    for length, probability in enumerate(acceptance, start=1):
-        survival *= probability
-        gained += survival
-        value = gained - pace * pass_ms[length]
-        if value > best_value:
-            best, best_value = length, value
-    return best
+    def cut(
+        self, voted: VotedDraft, branches: Sequence[Branch], most_branches: int, context_tokens: int, pace: float
+    ) -> TokenTree:
+        if not voted.tokens:
+            return TokenTree(voted)
+        trunk = self._acceptance.survivals(voted)
+        known = [(branch, self._acceptance.branch(branch, trunk)) for branch in branches] if most_branches else []
+        costs = self._cost.curve(context_tokens, max(len(voted), LONGEST_DRAFT if known else 0) + 1)
+        return best_tree(voted, trunk, known, costs, pace, most_branches)
 
 
 def make_rule(policy: Policy, cost: CostModel, acceptance: AcceptanceModel) -> LengthRule:

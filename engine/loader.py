@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine.config import MAX_DRAFT_TOKENS, SetConfig
+from engine.config import MAX_DRAFT_TOKENS, Exactness, SetConfig
 from engine.cost import CostModel, CostStore, calibrate
 from engine.drafters.base import Drafter
 from engine.drafters.model import ModelDrafter
@@ -23,9 +23,11 @@ from engine.runtime.context import Context, ContextSettings
 from engine.runtime.devices import choose_kv_type, has_gpu
 from engine.runtime.model import LoadCancelled, Model, check_gguf
 from engine.runtime.template import ChatTemplate
+from engine.verify.tree import side_branches_are_exact
 
 FREE_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
-TARGET_SEQUENCES = 8
+TARGET_SEQUENCES = 16
+"""Conversations, and side branches of the one that computes."""
 CPU_BATCH_TOKENS = 128
 """Small enough for progress and a prompt stop; larger gains nothing on a CPU."""
 GPU_BATCH_TOKENS = 512
@@ -88,7 +90,7 @@ class LoadedSet:
             panel = Panel(drafters)
             panel.measure(cost, cancel or threading.Event())
             store.save(key, cost)
-            learning = _learning(config, cost, panel)
+            learning = _learning(config, cost, panel, allows_branches=_allows_branches(config, context))
             return cls(config, model, context, panel, learning, template, (store, key), resources.pop_all())
         raise AssertionError("unreachable")
 
@@ -98,7 +100,7 @@ class LoadedSet:
         What is returned lives no longer than this set, and closing it closes nothing.
         """
         panel = self.panel.only(names)
-        learning = _learning(self.config, self.learning.cost, panel)
+        learning = _learning(self.config, self.learning.cost, panel, allows_branches=self.learning.allows_branches)
         store = (self._store, self._store_key)
         return LoadedSet(self.config, self.model, self.context, panel, learning, self.template, store, ExitStack())
 
@@ -111,12 +113,19 @@ class LoadedSet:
         self._resources.close()
 
 
-def _learning(config: SetConfig, cost: CostModel, panel: Panel) -> Learning:
+def _allows_branches(config: SetConfig, context: Context) -> bool:
+    if not context.model.can_roll_back:
+        return False
+    return config.exactness is Exactness.FAST or side_branches_are_exact(context)
+
+
+def _learning(config: SetConfig, cost: CostModel, panel: Panel, *, allows_branches: bool) -> Learning:
     return Learning(
         cost,
         [drafter.name for drafter in panel.free],
         [drafter.name for drafter in panel.models],
         runs_apart=has_gpu() and config.placement.gpu_layers != 0,
+        allows_branches=allows_branches,
     )
 
 

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.config import Speculation
+from engine.branches import side_branches
+from engine.config import MAX_DRAFT_TOKENS, Shape, Speculation
 from engine.drafters.base import Score
 from engine.drafting import Ballot, LookAheadRun, Panel, make_drafting
 from engine.learning import Learning
@@ -20,9 +21,22 @@ from engine.metrics import Ledger, Pace
 from engine.plan import CATCH_UP_SLICE_TOKENS, Plan, Situation
 from engine.runtime.context import Context
 from engine.runtime.sampler import Sampler
-from engine.types import Draft, EmittedToken, Provenance, StepRecord, StepTimes, Verdict, VotedDraft
-from engine.verify.chain import Candidate, Verification, verify
+from engine.types import (
+    Branch,
+    Draft,
+    EmittedToken,
+    Provenance,
+    StepRecord,
+    StepTimes,
+    TokenTree,
+    Verdict,
+    VotedDraft,
+)
+from engine.verify.tree import Candidate, Verification, verify
 from engine.vote import vote
+
+MOST_BRANCHES = 6
+"""Side branches in one pass: each takes a sequence of the target's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +90,7 @@ class Pipeline:
         self._drafting = make_drafting(speculation.vote, panel, learning.cost)
         self._end_tokens = context.model.vocabulary.end_tokens
         self._can_roll_back = context.model.can_roll_back
+        self._may_branch = speculation.shape is Shape.AUTO and learning.allows_branches
         self._emitted = 0
         self.pace = Pace()
         """Tokens per millisecond of this answer's last steps."""
@@ -107,7 +122,8 @@ class Pipeline:
         if cancel.is_set():
             return None
         drafted = clock()
-        sent = self._trim(ballot.voted, room, plan)
+        branches = self._branches(ballot, room)
+        sent = self._cut(ballot.voted, branches, room, plan)
         ahead = self._start_look_ahead(plan, sent)
         trimmed = clock()
         verification = self._verify(sent, ahead)
@@ -116,7 +132,7 @@ class Pipeline:
         judged = clock()
         emitted, ended = self._commit(sent, verification.verdicts[0])
         step_ms = (clock() - started - (caught_up - planned)) * 1e3
-        scores = self._learn(plan, ballot, sent, emitted, verification, step_ms, overlapped=ahead is not None)
+        scores = self._learn(plan, ballot, branches, sent, emitted, verification, step_ms, overlapped=ahead is not None)
         times = StepTimes(
             plan_ms=(planned - started) * 1e3,
             draft_ms=(caught_up - planned + judged - verified) * 1e3 + ballot.draft_ms,
@@ -134,6 +150,8 @@ class Pipeline:
         if not self._can_roll_back:
             return 0
         room = self._context.context_tokens - len(self._tokens) - 1
+        if self._context.parked_tokens > room - MAX_DRAFT_TOKENS:
+            self._context.tidy(self._sequence)
         return max(0, room if remaining_tokens is None else min(room, remaining_tokens - 1))
 
     def _plan(self, hint: Sequence[Draft], room: int, remaining_tokens: int | None) -> Plan:
@@ -154,18 +172,31 @@ class Pipeline:
 
         return self._drafting.draft(plan.drafters, plan.length, hint, self._weights.current, keep, cancel)
 
-    def _trim(self, voted: VotedDraft, room: int, plan: Plan) -> VotedDraft:
+    def _branches(self, ballot: Ballot, room: int) -> tuple[Branch, ...]:
+        """Side branches that the drafts offer, where they may be sent."""
+        free_cells = self._context.context_tokens - len(self._tokens) - self._context.parked_tokens
+        if not self._may_branch or free_cells < 2 * MAX_DRAFT_TOKENS:
+            return ()
+        return tuple(
+            branch.trimmed(room - branch.fork)
+            for branch in side_branches(ballot.voted, ballot.drafts)
+            if branch.fork < room
+        )
+
+    def _cut(self, voted: VotedDraft, branches: Sequence[Branch], room: int, plan: Plan) -> TokenTree:
         voted = voted.trimmed(min(room, self._sampler.allowed_length(voted.tokens)))
-        return voted.trimmed(self._rule.trim(voted, len(self._tokens), plan.pace))
+        branches = [branch for branch in branches if branch.fork < len(voted)]
+        most = min(MOST_BRANCHES, self._context.spare_sequences) if branches else 0
+        return self._rule.cut(voted, branches, most, len(self._tokens), plan.pace)
 
-    def _start_look_ahead(self, plan: Plan, sent: VotedDraft) -> LookAheadRun | None:
-        if not plan.look_ahead or not sent.tokens:
+    def _start_look_ahead(self, plan: Plan, sent: TokenTree) -> LookAheadRun | None:
+        if not plan.look_ahead or not sent.trunk.tokens:
             return None
-        return self._panel.start_look_ahead(plan.drafters, sent.tokens, LONGEST_DRAFT + 1)
+        return self._panel.start_look_ahead(plan.drafters, sent.trunk.tokens, LONGEST_DRAFT + 1)
 
-    def _verify(self, sent: VotedDraft, ahead: LookAheadRun | None) -> Verification:
+    def _verify(self, sent: TokenTree, ahead: LookAheadRun | None) -> Verification:
         try:
-            candidate = Candidate(self._sequence, self._tokens[-1], sent.tokens, self._sampler)
+            candidate = Candidate(self._sequence, self._tokens[-1], sent.trunk.tokens, self._sampler, sent.branches)
             return verify(self._context, [candidate], self._learning.cost.clock)
         except BaseException:
             if ahead is not None:
@@ -176,20 +207,24 @@ class Pipeline:
             if ahead is not None:
                 ahead.stop.set()
 
-    def _judge_look_ahead(self, ahead: LookAheadRun | None, sent: VotedDraft, verdict: Verdict) -> LookAheadOutcome:
+    def _judge_look_ahead(self, ahead: LookAheadRun | None, sent: TokenTree, verdict: Verdict) -> LookAheadOutcome:
         """Whether the drafters guessed what the target said; they keep or drop their branches when they next draft."""
         if ahead is None:
             return LookAheadOutcome()
         drafts = self._panel.finish_look_ahead(ahead)
         guessed = vote(drafts, self._weights.current)
-        if verdict.accepted == len(sent) and guessed.tokens and guessed.tokens[0] == verdict.final:
+        if (
+            verdict.path(sent.trunk.tokens) == sent.trunk.tokens
+            and guessed.tokens
+            and guessed.tokens[0] == verdict.final
+        ):
             # What lies beyond the guess is counted when the next step drafts it.
             return LookAheadOutcome("hit", proposed=sum(1 for draft in drafts if draft.tokens))
         return LookAheadOutcome("miss", sum(map(len, drafts)), len(guessed), len(guessed))
 
-    def _commit(self, sent: VotedDraft, verdict: Verdict) -> tuple[tuple[EmittedToken, ...], bool]:
+    def _commit(self, sent: TokenTree, verdict: Verdict) -> tuple[tuple[EmittedToken, ...], bool]:
         """Append what the target chose, up to an end token; every cache follows."""
-        chosen = [*sent.tokens[: verdict.accepted], verdict.final]
+        chosen = [*verdict.path(sent.trunk.tokens), verdict.final]
         end = next((index for index, token in enumerate(chosen) if token in self._end_tokens), None)
         ended = end is not None
         emitted = tuple(self._origin(index, token, sent, verdict) for index, token in enumerate(chosen[:end]))
@@ -201,20 +236,26 @@ class Pipeline:
         self._emitted += len(emitted)
         return emitted, ended
 
-    def _origin(self, index: int, token: int, sent: VotedDraft, verdict: Verdict) -> EmittedToken:
-        if index < verdict.accepted:
+    def _origin(self, index: int, token: int, sent: TokenTree, verdict: Verdict) -> EmittedToken:
+        trunk, branch = sent.trunk, verdict.branch
+        if index < verdict.on_trunk:
             return EmittedToken(
-                token, Provenance.ACCEPTED, sent.proposers[index], sent.agreement[index], sent.probabilities[index]
+                token, Provenance.ACCEPTED, trunk.proposers[index], trunk.agreement[index], trunk.probabilities[index]
             )
-        if not sent.tokens:
+        if branch is not None and index < verdict.accepted:
+            probability = branch.probabilities[index - branch.fork]
+            return EmittedToken(token, Provenance.ACCEPTED, (branch.source,), 0.0, probability)
+        if not len(sent):
             return EmittedToken(token, Provenance.PLAIN)
-        return EmittedToken(token, Provenance.BONUS if verdict.accepted == len(sent) else Provenance.CORRECTED)
+        end = len(trunk) if branch is None else branch.fork + len(branch)
+        return EmittedToken(token, Provenance.BONUS if verdict.accepted == end else Provenance.CORRECTED)
 
     def _learn(
         self,
         plan: Plan,
         ballot: Ballot,
-        sent: VotedDraft,
+        branches: Sequence[Branch],
+        sent: TokenTree,
         emitted: Sequence[EmittedToken],
         verification: Verification,
         step_ms: float,
@@ -226,9 +267,14 @@ class Pipeline:
         if not overlapped:
             cost.observe_verify(len(sent) + 1, len(self._tokens) - len(emitted), verification.verify_ms)
             cost.observe_overhead(max(0.0, step_ms - verification.verify_ms - ballot.draft_ms))
-        self._learning.acceptance.learn(plan.drafters, ballot.voted, len(sent), verdict.accepted)
+        acceptance = self._learning.acceptance
+        trunk_tokens, on_trunk = len(sent.trunk), verdict.on_trunk
+        acceptance.learn(plan.drafters, ballot.voted, trunk_tokens, on_trunk)
+        if on_trunk < trunk_tokens:
+            chosen = verdict.final if verdict.branch is None else verdict.branch.tokens[0]
+            acceptance.learn_rescue(branches, on_trunk, chosen)
         scores = self._panel.take_scores()
-        self._weights.learn(ballot.voted, len(sent), verdict.accepted, scores)
+        self._weights.learn(ballot.voted, trunk_tokens, on_trunk, scores)
         self._rule.learn(len(sent), verdict.accepted, step_ms)
         self._planner.learn(plan, verdict.accepted + 1, step_ms)
         self.pace.learn(verdict.accepted + 1, step_ms)
@@ -239,15 +285,17 @@ class Pipeline:
         self,
         plan: Plan,
         ballot: Ballot,
-        sent: VotedDraft,
+        sent: TokenTree,
         emitted: Sequence[EmittedToken],
         look_ahead: LookAheadOutcome,
         times: StepTimes,
     ) -> StepRecord:
+        second_choices = sum(branch.is_second for branch in sent.branches)
         return StepRecord(
-            proposed=sum(ballot.proposals.values()) + look_ahead.proposed,
-            drafted=len(ballot.voted) + look_ahead.drafted,
+            proposed=sum(ballot.proposals.values()) + second_choices + look_ahead.proposed,
+            drafted=len(ballot.voted) + len(sent) - len(sent.trunk) + look_ahead.drafted,
             verified=len(sent),
+            verified_by_position=sent.by_depth(),
             accepted=sum(token.provenance is Provenance.ACCEPTED for token in emitted),
             emitted=len(emitted),
             context_tokens=len(self._tokens),

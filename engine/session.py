@@ -227,6 +227,7 @@ class Session:
     def _rebase(self, prompt: Sequence[int]) -> int:
         """Cut the cache back to what it shares with the prompt; returns the tokens that stay."""
         self._context.hold_alone(self._sequence)
+        self._context.tidy(self._sequence)
         cached = self._context.length(self._sequence)
         shared = 0
         limit = min(cached, len(prompt) - 1)

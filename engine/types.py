@@ -53,6 +53,8 @@ class Draft:
     """For drafters that look text up: how many tokens of context matched. Zero for draft models."""
     last_entropy: float = 0.0
     """Entropy in nats of the distribution the last token was taken from; zero where there is none."""
+    seconds: tuple[tuple[int, float], ...] = ()
+    """Each position's second choice and its probability, where the drafter knows one; shape of `tokens`, or empty."""
 
     def __post_init__(self) -> None:
         if len(self.probabilities) != len(self.tokens):
@@ -94,13 +96,69 @@ class VotedDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A side path of a token tree: it leaves the voted draft, the tree's trunk, after `fork` of its tokens."""
+
+    fork: int
+    tokens: tuple[int, ...]
+    probabilities: tuple[float, ...]
+    """The drafter's own probability of each token."""
+    source: str
+    is_second: bool = False
+    """A drafter's second choice, rather than the first choice of one that lost the vote."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def trimmed(self, length: int) -> Branch:
+        """The first `length` tokens of this branch."""
+        if length >= len(self.tokens):
+            return self
+        return Branch(self.fork, self.tokens[:length], self.probabilities[:length], self.source, self.is_second)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """What is sent to the target: the voted draft and side branches, all of whose tokens are verified in one pass."""
+
+    trunk: VotedDraft
+    branches: tuple[Branch, ...] = ()
+    """The most promising first; no two that leave at the same place begin with the same token."""
+
+    def __len__(self) -> int:
+        return len(self.trunk) + sum(map(len, self.branches))
+
+    def by_depth(self) -> tuple[int, ...]:
+        """How many tokens stand at each place after the pending one."""
+        ends = [branch.fork + len(branch) for branch in self.branches]
+        counts = [1] * len(self.trunk) + [0] * (max(ends, default=0) - len(self.trunk))
+        for branch, end in zip(self.branches, ends, strict=True):
+            for depth in range(branch.fork, end):
+                counts[depth] += 1
+        return tuple(counts)
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one target pass said about a draft."""
+    """What one target pass said about a draft or a token tree."""
 
     accepted: int
-    """Number of leading draft tokens that equal the target's choice."""
+    """Number of tokens that equal the target's choices, on the path that was accepted."""
     final: int
     """The target's own token after them: corrected, bonus or plain."""
+    branch: Branch | None = None
+    """The side branch on which the accepted path ends; None when it stays on the trunk."""
+
+    @property
+    def on_trunk(self) -> int:
+        """How many of the accepted tokens are the trunk's."""
+        return self.accepted if self.branch is None else self.branch.fork
+
+    def path(self, trunk: tuple[int, ...]) -> tuple[int, ...]:
+        """The accepted tokens, given the trunk's."""
+        if self.branch is None:
+            return trunk[: self.accepted]
+        return (*trunk[: self.branch.fork], *self.branch.tokens[: self.accepted - self.branch.fork])
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +223,8 @@ class StepRecord:
     proposed: int
     drafted: int
     verified: int
+    verified_by_position: tuple[int, ...]
+    """Draft tokens sent for each place; more than one where the tree had side branches there."""
     accepted: int
     emitted: int
     context_tokens: int

@@ -220,7 +220,9 @@ def replay(
     model_drafters = [ReplayDrafter(name, costs, clock) for name in drafters if name not in FREE_DRAFTERS]
     free = [name for name in drafters if name in FREE_DRAFTERS]
     true_costs = cost_model(costs, clock)
-    learning = Learning(cost_model(costs, clock), free, [d.name for d in model_drafters], runs_apart=False)
+    learning = Learning(
+        cost_model(costs, clock), free, [d.name for d in model_drafters], runs_apart=False, allows_branches=False
+    )
     results = []
     for answer in answers:
         for drafter in model_drafters:

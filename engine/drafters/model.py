@@ -43,11 +43,12 @@ def drafter_settings(placement: ModelPlacement, context_tokens: int) -> ContextS
 
 
 class Prediction(NamedTuple):
-    """The most probable next token, its probability, and the entropy of the distribution in nats."""
+    """The most probable next token, its probability, the entropy of the distribution in nats, and the second choice."""
 
     token: int
     probability: float
     entropy: float
+    second: tuple[int, float]
 
 
 def predict(logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Prediction:
@@ -57,7 +58,9 @@ def predict(logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Prediction:
     weights = np.exp(shifted)
     total = float(weights.sum())
     entropy = float(np.log(total)) - float(weights @ np.maximum(shifted, -1e4)) / total
-    return Prediction(token, 1.0 / total, max(0.0, entropy))
+    weights[token] = -1.0
+    second = int(weights.argmax())
+    return Prediction(token, 1.0 / total, max(0.0, entropy), (second, float(weights[second]) / total))
 
 
 @dataclass(slots=True)
@@ -283,12 +286,14 @@ class ModelDrafter(Drafter):
         """Draft after the first `position` tokens; predictions already in the mirror are taken over."""
         tokens: list[int] = []
         probabilities: list[float] = []
+        seconds: list[tuple[int, float]] = []
         entropy = 0.0
         while len(tokens) < request.max_tokens:
             prediction = mirror.predictions[position - 1]
             assert prediction is not None
             tokens.append(prediction.token)
             probabilities.append(prediction.probability)
+            seconds.append(prediction.second)
             entropy = prediction.entropy
             if len(tokens) == request.max_tokens or request.cancel.is_set():
                 break
@@ -303,7 +308,7 @@ class ModelDrafter(Drafter):
             elif mirror.predictions[position] is None:
                 break
             position += 1
-        return Draft(self.name, tuple(tokens), tuple(probabilities), last_entropy=entropy)
+        return Draft(self.name, tuple(tokens), tuple(probabilities), last_entropy=entropy, seconds=tuple(seconds))
 
     def _feed(self, mirror: Mirror, tokens: list[int], outputs: int, cancel: threading.Event | None) -> None:
         self._context.decode([Run(mirror.sequence, tokens, outputs)], cancel)

@@ -4,7 +4,8 @@ The context owns the length of every sequence. A pass either happens, and length
 sequence is as it was, or empty where a model cannot take tokens back. One thread owns a context: the one that made it.
 
 Attention adds up in the order of the cells, and sums depend on their order in the last bits. A sequence that shares the
-cache with others may come to lie out of order, in cells that another one left; alone it never does.
+cache with others may come to lie out of order, in cells that another one left; alone it never does, and what it passes
+over for a branch stays in its cells, out of use, until the cache is next tidied.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Run:
     tokens: Sequence[int]
     outputs: int
     """Logits are produced for this many tokens at the end of the run."""
+    also: tuple[int, ...] = ()
+    """Branches of the sequence, of the same length, that the tokens enter too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +100,21 @@ class Context:
         self._batch_tokens = np.ctypeslib.as_array(self._batch.token, shape=(room,))
         self._batch_positions = np.ctypeslib.as_array(self._batch.pos, shape=(room,))
         self._batch_outputs = np.ctypeslib.as_array(self._batch.logits, shape=(room,))
-        np.ctypeslib.as_array(self._batch.n_seq_id, shape=(room,))[:] = 1
-        # Each entry points to one sequence id; the ids lie in one block so that a pass sets them by slices.
-        self._batch_sequences = np.zeros(room, dtype=np.int32)
+        self._batch_counts = np.ctypeslib.as_array(self._batch.n_seq_id, shape=(room,))
+        # Each entry points to its sequence ids; they lie in one block so that a pass sets them by slices.
+        self._batch_sequences = np.zeros((room, settings.max_sequences), dtype=np.int32)
         pointers = ctypes.cast(self._batch.seq_id, ctypes.POINTER(ctypes.c_size_t))
         self._sequence_pointers = np.ctypeslib.as_array(pointers, shape=(room,))
         self._native_sequence_pointers = self._sequence_pointers.copy()
-        self._sequence_pointers[:] = self._batch_sequences.ctypes.data + 4 * np.arange(room, dtype=np.uint64)
+        row_bytes = self._batch_sequences.strides[0]
+        self._sequence_pointers[:] = self._batch_sequences.ctypes.data + row_bytes * np.arange(room, dtype=np.uint64)
         self._lengths: dict[int, int] = {}
         self._put_aside: dict[int, Any] = {}
         """State of sequences whose cells were cleared for another one."""
+        self._parking: int | None = None
+        """A sequence that holds cells out of use, so that no later token comes to lie in them."""
+        self.parked_tokens = 0
+        """Cells out of use."""
         self._outputs = 0
         self._cancel: threading.Event | None = None
         self._abort_callback = lib.ggml_abort_callback(self._is_cancelled)
@@ -127,7 +135,7 @@ class Context:
         """A free, empty sequence."""
         self._check_owner()
         for sequence in range(self.settings.max_sequences):
-            if sequence not in self._lengths:
+            if sequence not in self._lengths and sequence != self._parking:
                 self._lengths[sequence] = 0
                 return sequence
         raise ValueError(f"all {self.settings.max_sequences} sequences are in use")
@@ -172,12 +180,26 @@ class Context:
         """
         self._check_owner()
         held = [one for one, length in self._lengths.items() if length and one not in self._put_aside]
-        if held == [sequence]:
-            return
+        if held != [sequence]:
+            self._exchange(held, sequence)
+
+    def tidy(self, sequence: int) -> None:
+        """Bring the cells of a sequence that has the cache for itself back in line, so that none is out of use.
+
+        Raises:
+            DecodeError: its state could not be brought back; the sequence is empty.
+        """
+        self._check_owner()
+        if self.parked_tokens:
+            self._exchange([sequence] if self._lengths[sequence] else [], sequence)
+
+    def _exchange(self, held: Sequence[int], sequence: int) -> None:
         for one in held:
             self._put_aside[one] = self._state(one)
         # Empty, the cache is filled from its first cell on.
         self._lib.llama_memory_clear(self._memory, False)
+        self._parking = None
+        self.parked_tokens = 0
         state = self._put_aside.pop(sequence, None)
         if state is not None and not self._lib.llama_state_seq_set_data(self.handle, state, len(state), sequence):
             length, self._lengths[sequence] = self._lengths[sequence], 0
@@ -198,6 +220,32 @@ class Context:
         self._lengths[branch] = self._lengths[source]
         return branch
 
+    @property
+    def spare_sequences(self) -> int:
+        """How many branches can be made, with a place for what they leave behind."""
+        return self.settings.max_sequences - len(self._lengths) - 1
+
+    def adopt(self, sequence: int, branch: int, kept: int) -> None:
+        """Let a sequence go on after its first `kept` tokens as one of its branches does, and free the branch.
+
+        What the sequence had there is parked.
+        """
+        self.park(sequence, kept)
+        self._lib.llama_memory_seq_cp(self._memory, branch, sequence, kept, -1)
+        self._lengths[sequence] = self._lengths[branch]
+        self.free(branch)
+
+    def park(self, sequence: int, kept: int) -> None:
+        """Cut a sequence to its first `kept` tokens, but let no token come to lie in the cells of the others."""
+        self._check_owner()
+        if self._parking is None:
+            self._parking = self.allocate()
+            del self._lengths[self._parking]
+        self._lib.llama_memory_seq_cp(self._memory, sequence, self._parking, kept, -1)
+        self._lib.llama_memory_seq_rm(self._memory, sequence, kept, -1)
+        self.parked_tokens += self._lengths[sequence] - kept
+        self._lengths[sequence] = kept
+
     def set_threads(self, threads: int) -> None:
         self._check_owner()
         self._lib.llama_set_n_threads(self.handle, threads, threads)
@@ -206,7 +254,8 @@ class Context:
         """Evaluate the runs in one pass; afterwards `logits` gives the rows asked for, in order.
 
         Args:
-            runs: At most `batch_tokens` tokens and `max_outputs` outputs altogether.
+            runs: At most `batch_tokens` tokens and `max_outputs` outputs altogether. Later ones of the same sequence go
+                on where earlier ones end.
             cancel: Checked between the operations of the pass (where the backend can) when it is long.
 
         Raises:
@@ -216,13 +265,19 @@ class Context:
         self._check_owner()
         start = 0
         outputs = 0
+        lengths = self._lengths.copy()
         for run in runs:
             assert run.sequence not in self._put_aside, "a pass needs its sequences in the cache"
             end = start + len(run.tokens)
-            position = self._lengths[run.sequence]
+            position = lengths[run.sequence]
             self._batch_tokens[start:end] = run.tokens
             self._batch_positions[start:end] = np.arange(position, position + end - start, dtype=np.int32)
-            self._batch_sequences[start:end] = run.sequence
+            sequences = (run.sequence, *run.also)
+            self._batch_counts[start:end] = len(sequences)
+            self._batch_sequences[start:end, : len(sequences)] = sequences
+            for sequence in sequences:
+                assert lengths[sequence] == position, "tokens enter all their sequences at the same place"
+                lengths[sequence] += end - start
             self._batch_outputs[start : end - run.outputs] = 0
             self._batch_outputs[end - run.outputs : end] = 1
             outputs += run.outputs
@@ -238,12 +293,12 @@ class Context:
         if status == 0:
             # GPU backends return before the work is done; waiting here keeps measured times true.
             self._lib.llama_synchronize(self.handle)
-            for run in runs:
-                self._lengths[run.sequence] += len(run.tokens)
+            self._lengths = lengths
             self._outputs = outputs
             return
-        for run in runs:
-            self._cut(run.sequence, self._lengths[run.sequence])
+        for sequence, length in list(self._lengths.items()):
+            if lengths[sequence] != length:
+                self._cut(sequence, length)
         if status == _DECODE_ABORTED:
             raise PassCancelled
         if status == _DECODE_NO_ROOM:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from engine.config import LookAhead, Policy, Speculation, VoteMode, WeightRule
+from engine.config import LookAhead, Policy, Shape, Speculation, VoteMode, WeightRule
 from engine.cost import CostModel
 from engine.drafters.base import Drafter, DraftRequest, Score, finished
 from engine.drafting import Panel
@@ -29,31 +29,71 @@ PROMPT = (1, 2, 3)
 class ScriptedTarget:
     """Context, model and sampler in one: says `answer` after `PROMPT`, judging by what its cache really holds."""
 
-    def __init__(self, answer: Sequence[int], context_tokens: int = 1000) -> None:
+    def __init__(self, answer: Sequence[int], context_tokens: int = 1000, spare_sequences: int = 8) -> None:
         self.full = (*PROMPT, *answer)
         self.context_tokens = context_tokens
-        self.cells = list(PROMPT[:-1])
+        self.spare_sequences = spare_sequences
+        self.parked_tokens = 0
+        self.tidied = 0
+        self.sequences = {0: list(PROMPT[:-1])}
         self.passes: list[tuple[int, ...]] = []
+        self.trees = 0
+        """Passes with side branches."""
         self.fails = False
         self.while_decoding: Callable[[], None] = lambda: None
         self.model = SimpleNamespace(can_roll_back=True, vocabulary=SimpleNamespace(end_tokens=frozenset({END})))
+        self._rows: list[tuple[int, ...]] = []
+
+    @property
+    def cells(self) -> list[int]:
+        """What the conversation's sequence holds."""
+        return self.sequences[0]
 
     def decode(self, runs: Sequence[Run]) -> None:
-        (run,) = runs
-        assert run.outputs == len(run.tokens)
-        assert len(self.cells) + len(run.tokens) <= self.context_tokens, "a pass that does not fit"
+        assert all(run.outputs == len(run.tokens) for run in runs)
+        entering = sum(len(run.tokens) for run in runs)
+        assert len(self.cells) + self.parked_tokens + entering <= self.context_tokens, "a pass that does not fit"
         self.while_decoding()
         if self.fails:
             raise DecodeError("scripted")
-        self.passes.append(tuple(run.tokens))
-        self.cells.extend(run.tokens)
+        self.passes.append(tuple(token for run in runs for token in run.tokens))
+        self.trees += len(self.sequences) > 1
+        self._rows = []
+        for run in runs:
+            for token in run.tokens:
+                held = [self.sequences[sequence] for sequence in (run.sequence, *run.also)]
+                for cells in held:
+                    cells.append(token)
+                assert all(cells == held[0] for cells in held), "a shared token has one past"
+                self._rows.append(tuple(held[0]))
 
-    def length(self, _sequence: int) -> int:
-        return len(self.cells)
+    def copy(self, sequence: int) -> int:
+        branch = max(self.sequences) + 1
+        assert branch <= self.spare_sequences
+        self.sequences[branch] = self.sequences[sequence].copy()
+        return branch
 
-    def truncate(self, _sequence: int, length: int) -> None:
-        assert length <= len(self.cells)
-        del self.cells[length:]
+    def free(self, sequence: int) -> None:
+        del self.sequences[sequence]
+
+    def park(self, sequence: int, kept: int) -> None:
+        self.parked_tokens += len(self.sequences[sequence]) - kept
+        del self.sequences[sequence][kept:]
+
+    def adopt(self, sequence: int, branch: int, kept: int) -> None:
+        self.park(sequence, kept)
+        self.sequences[sequence] += self.sequences.pop(branch)[kept:]
+
+    def tidy(self, _sequence: int) -> None:
+        self.tidied += bool(self.parked_tokens)
+        self.parked_tokens = 0
+
+    def length(self, sequence: int) -> int:
+        return len(self.sequences[sequence])
+
+    def truncate(self, sequence: int, length: int) -> None:
+        assert length <= len(self.sequences[sequence])
+        del self.sequences[sequence][length:]
 
     def choose(self, prefix: Sequence[int]) -> int:
         length = len(prefix)
@@ -64,13 +104,11 @@ class ScriptedTarget:
         return len(draft)
 
     def match(self, _context: object, draft: Sequence[int], first_output: int) -> tuple[int, int]:
-        assert first_output == 0
-        start = len(self.cells) - len(draft)
-        assert self.cells[start:] == list(draft)
         accepted = 0
-        while accepted < len(draft) and self.choose(self.cells[: start + accepted]) == draft[accepted]:
+        while accepted < len(draft) and self.choose(self._rows[first_output + accepted]) == draft[accepted]:
+            assert self._rows[first_output + accepted + 1][-1] == draft[accepted], "rows belong to the draft"
             accepted += 1
-        return accepted, self.choose(self.cells[: start + accepted])
+        return accepted, self.choose(self._rows[first_output + accepted])
 
 
 Guess = Callable[[tuple[int, ...]], Sequence[int]]
@@ -91,10 +129,19 @@ def silent(_tokens: tuple[int, ...]) -> Sequence[int]:
 class ScriptedDrafter(Drafter):
     """Says what its guess says, and keeps a record of what it was told and asked."""
 
-    def __init__(self, name: str, guess: Guess, *, is_free: bool = False, probability: float = 0.9) -> None:
+    def __init__(
+        self,
+        name: str,
+        guess: Guess,
+        *,
+        is_free: bool = False,
+        probability: float = 0.9,
+        second_guess: Guess | None = None,
+    ) -> None:
         self.name = name
         self.is_free = is_free
         self._guess = guess
+        self._second_guess = second_guess
         self._probability = probability
         self.committed: list[int] = []
         self.behind = 0
@@ -168,11 +215,15 @@ class ScriptedDrafter(Drafter):
 
     def _draft(self, request: DraftRequest) -> Draft:
         tokens: list[int] = []
-        for token in self._guess((*self.committed, *request.path))[: request.max_tokens]:
+        text = (*self.committed, *request.path)
+        for token in self._guess(text)[: request.max_tokens]:
             tokens.append(token)
             if not request.keep_drafting([self._probability] * len(tokens), 0.1):
                 break
-        return Draft(self.name, tuple(tokens), (self._probability,) * len(tokens))
+        seconds: tuple[tuple[int, float], ...] = ()
+        if self._second_guess is not None:
+            seconds = tuple((token, 1 - self._probability) for token in self._second_guess(text)[: len(tokens)])
+        return Draft(self.name, tuple(tokens), (self._probability,) * len(tokens), seconds=seconds)
 
 
 def failed() -> Future[Draft]:
@@ -193,6 +244,7 @@ class Bench:
         look_ahead: LookAhead = LookAhead.OFF,
         vote: VoteMode = VoteMode.TREE,
         weights: WeightRule = WeightRule.HEDGE,
+        shape: Shape = Shape.CHAIN,
     ) -> None:
         self.target = target
         self.drafters = drafters
@@ -204,6 +256,7 @@ class Bench:
             [drafter.name for drafter in self.panel.free],
             [drafter.name for drafter in self.panel.models],
             runs_apart=False,
+            allows_branches=True,
         )
         self.ledger = Ledger(len(PROMPT), 0)
         self.cancel = threading.Event()
@@ -216,7 +269,7 @@ class Bench:
             self.panel,
             self.learning,
             self.ledger,
-            Speculation(Policy.parse(policy), weights, vote, look_ahead),
+            Speculation(Policy.parse(policy), weights, vote, look_ahead, shape),
         )
 
     def step(self, remaining_tokens: int | None = None) -> StepResult | None:
@@ -224,6 +277,7 @@ class Bench:
         ended = result is not None and result.ended
         assert tuple(self.tokens) == self.target.full[: len(self.tokens)], "the answer is the target's own"
         assert self.target.cells == self.tokens[: len(self.tokens) - (not ended)], "all but the pending token is cached"
+        assert list(self.target.sequences) == [0], "branches are gone"
         for drafter in self.panel.named(self.panel.names):
             assert isinstance(drafter, ScriptedDrafter)
             assert drafter.committed == self.tokens, "every drafter has heard what was committed"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import operator
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.acceptance import AcceptanceModel
+from engine.branches import best_tree
 from engine.config import Policy
 from engine.cost import CostModel
 from engine.drafters.base import KeepDrafting
@@ -23,10 +26,9 @@ from engine.length import (
     MINIONS_WINDOW,
     AutoLength,
     LengthRule,
-    best_length,
     make_rule,
 )
-from engine.types import VotedDraft
+from engine.types import TokenTree, VotedDraft
 
 MEASURED = (10.0, 16.2, 22.3, 16.0, 23.0, 29.4, 28.0, 26.9)
 """A real curve's shape: a pass of 4 costs what a pass of 2 does, and one of 8 less than one of 6."""
@@ -34,6 +36,15 @@ MEASURED = (10.0, 16.2, 22.3, 16.0, 23.0, 29.4, 28.0, 26.9)
 
 PLAIN_PACE = 1 / MEASURED[0]
 """Tokens per millisecond of plain decoding on the measured curve."""
+
+
+def best_length(acceptance: list[float], pass_ms: Sequence[float], pace: float) -> int:
+    """Tokens of the best chain."""
+    draft = draft_of("a", *acceptance)
+    survivals = list(itertools.accumulate(acceptance, operator.mul))
+    tree = best_tree(draft, survivals, [], pass_ms, pace, most_branches=0)
+    assert tree.branches == ()
+    return len(tree)
 
 
 def rule_named(text: str, cost: CostModel | None = None, acceptance: AcceptanceModel | None = None) -> LengthRule:
@@ -73,7 +84,7 @@ def test_fixed_is_fixed_and_off_is_none() -> None:
     assert rule_named("fixed:7").limit() == 7
     assert rule_named("off").limit() == rule_named("plain").limit() == 0
     draft = VotedDraft((1, 2), (0.1, 0.1), (1.0, 1.0), (("a",), ("a",)), "a")
-    assert rule_named("fixed:7").trim(draft, 0, PLAIN_PACE) == 2
+    assert rule_named("fixed:7").cut(draft, (), 0, 0, PLAIN_PACE) == TokenTree(draft)
 
 
 # Minions
@@ -207,6 +218,6 @@ def test_auto_in_lock_step_weighs_the_tokens_before_a_new_leader_came_in() -> No
 
 def test_auto_trims_to_the_length_that_pays() -> None:
     rule = auto(1.0)
-    assert rule.trim(draft_of("a", 0.99, 0.99, 0.99), 0, PLAIN_PACE) == 3
-    assert rule.trim(draft_of("a", 0.01, 0.01), 0, PLAIN_PACE) == 0
-    assert rule.trim(VotedDraft(), 0, PLAIN_PACE) == 0
+    assert len(rule.cut(draft_of("a", 0.99, 0.99, 0.99), (), 0, 0, PLAIN_PACE)) == 3
+    assert len(rule.cut(draft_of("a", 0.01, 0.01), (), 0, 0, PLAIN_PACE)) == 0
+    assert len(rule.cut(VotedDraft(), (), 0, 0, PLAIN_PACE)) == 0

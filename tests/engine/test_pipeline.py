@@ -10,7 +10,7 @@ from engine.config import LookAhead, VoteMode, WeightRule
 from engine.errors import DecodeError
 from engine.length import LONGEST_DRAFT, FixedLength
 from engine.plan import CATCH_UP_SLICE_TOKENS, READY_BEHIND_TOKENS
-from engine.types import EmittedToken, Provenance, VotedDraft
+from engine.types import EmittedToken, Provenance, TokenTree, VotedDraft
 from tests.engine.scripted import END, PROMPT, Bench, ScriptedDrafter, ScriptedTarget, check_sums, knows, silent
 
 ANSWER = (10, 11, 12, 13, 14, 15, 16, 17, END)
@@ -110,8 +110,8 @@ def test_a_tie_goes_to_who_was_named_first() -> None:
 
 def test_what_is_trimmed_is_not_sent() -> None:
     class OneOnly(FixedLength):
-        def trim(self, draft: VotedDraft, context_tokens: int, pace: float) -> int:
-            return 1
+        def cut(self, voted: VotedDraft, *_others: object) -> TokenTree:
+            return TokenTree(voted.trimmed(1))
 
     one = bench(drafter("a"))
     one.pipeline._rule = OneOnly(3)
@@ -403,7 +403,7 @@ def test_in_lock_step_the_draft_ends_when_nobody_goes_on() -> None:
 
 
 def test_auto_never_drafts_longer_than_is_calibrated() -> None:
-    answer = tuple(range(10, 80))
+    answer = tuple(range(10, 120))
     one = Bench(ScriptedTarget(answer), [ScriptedDrafter("n", knows(answer), is_free=True)], "auto")
     while len(one.answer) < 60:
         one.step()

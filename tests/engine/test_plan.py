@@ -42,7 +42,7 @@ def a_learning(names: Sequence[str], draft_ms: float = DRAFT_MS, read_ms: float 
         cost.observe_draft([name], 1, draft_ms)
         if read_ms is not None:
             cost.observe_read(name, 1, read_ms)
-    return Learning(cost, ["ngram"], names, runs_apart=False)
+    return Learning(cost, ["ngram"], names, runs_apart=False, allows_branches=False)
 
 
 @dataclass

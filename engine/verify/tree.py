@@ -1,0 +1,150 @@
+"""Verification of token trees, chains among them: one batched pass over every pending token and what is drafted behind
+it, then token matching.
+
+Token matching (accept a draft token while it equals the target's own choice) is lossless for any draft, a voted one
+included: the emitted tokens are always the target's choices from its own sampler.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.runtime.context import Context, Run
+from engine.runtime.sampler import Sampler
+from engine.types import Branch, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft, or a token tree, to be verified at the end of one sequence."""
+
+    sequence: int
+    pending: int
+    """The last committed token, which enters the cache with this pass."""
+    draft: tuple[int, ...]
+    """The tree's trunk."""
+    sampler: Sampler
+    branches: tuple[Branch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Verdicts in the order of the candidates, and what they took."""
+
+    verdicts: tuple[Verdict, ...]
+    verify_ms: float
+    sample_ms: float
+
+
+def verify(context: Context, candidates: Sequence[Candidate], clock: Callable[[], float]) -> Verification:
+    """Score all candidates in one pass and roll every sequence back to its accepted path.
+
+    Afterwards a sequence holds the pending and the accepted draft tokens; the final token is the next pending one.
+
+    Args:
+        context: The target's; it has a spare sequence for every branch.
+        candidates: At most one for each sequence.
+        clock: Gives seconds.
+
+    Raises:
+        DecodeError: the pass failed; all sequences are as before it.
+    """
+    started = clock()
+    copies = [[context.copy(candidate.sequence) for _ in candidate.branches] for candidate in candidates]
+    runs = [run for pair in zip(candidates, copies, strict=True) for run in _runs(*pair)]
+    try:
+        context.decode(runs)
+    except BaseException:
+        for copy in itertools.chain.from_iterable(copies):
+            context.free(copy)
+        raise
+    decoded = clock()
+    verdicts: list[Verdict] = []
+    first_output = 0
+    for candidate in candidates:
+        verdicts.append(_judge(context, candidate, first_output))
+        first_output += 1 + len(candidate.draft) + sum(map(len, candidate.branches))
+    for candidate, own_copies, verdict in zip(candidates, copies, verdicts, strict=True):
+        _settle(context, candidate, own_copies, verdict)
+    return Verification(tuple(verdicts), (decoded - started) * 1e3, (clock() - decoded) * 1e3)
+
+
+def _runs(candidate: Candidate, copies: Sequence[int]) -> Iterator[Run]:
+    """The trunk, each of its tokens shared with the branches that leave it later, then the branches."""
+    trunk = (candidate.pending, *candidate.draft)
+    forks = sorted({branch.fork + 1 for branch in candidate.branches} | {0, len(trunk)})
+    for start, end in itertools.pairwise(forks):
+        also = tuple(copy for branch, copy in zip(candidate.branches, copies, strict=True) if branch.fork >= end - 1)
+        yield Run(candidate.sequence, trunk[start:end], end - start, also)
+    for branch, copy in zip(candidate.branches, copies, strict=True):
+        yield Run(copy, branch.tokens, len(branch))
+
+
+def _judge(context: Context, candidate: Candidate, first_output: int) -> Verdict:
+    """Follow the target's choices down the trunk, and down the branch that begins with what it chose instead."""
+    accepted, final = candidate.sampler.match(context, candidate.draft, first_output)
+    output = first_output + 1 + len(candidate.draft)
+    for branch in candidate.branches:
+        if branch.fork == accepted and branch.tokens[0] == final:
+            more, final = candidate.sampler.match(context, branch.tokens[1:], output)
+            return Verdict(accepted + 1 + more, final, branch)
+        output += len(branch)
+    return Verdict(accepted, final)
+
+
+def _settle(context: Context, candidate: Candidate, copies: Sequence[int], verdict: Verdict) -> None:
+    """Roll the sequence back to the accepted path, and free its branches."""
+    sequence = candidate.sequence
+    before = context.length(sequence) - len(candidate.draft)
+    if verdict.branch is None:
+        for copy in copies:
+            context.free(copy)
+        context.truncate(sequence, before + verdict.accepted)
+        return
+    chosen = candidate.branches.index(verdict.branch)
+    for branch, copy in list(zip(candidate.branches, copies, strict=True))[:chosen]:
+        context.park(copy, before + branch.fork)
+    context.adopt(sequence, copies[chosen], before + verdict.branch.fork)
+    for number, copy in enumerate(copies):
+        if number != chosen:
+            context.free(copy)
+    context.truncate(sequence, before + verdict.accepted)
+
+
+PROBE_TOKENS = 24
+
+
+def side_branches_are_exact(context: Context) -> bool:
+    """Whether a side branch's logits, and those of what follows once it was accepted, equal a chain's bit for bit.
+
+    Takes three short passes and a little text on an empty sequence of the target's context.
+    """
+    size = context.model.vocabulary.size
+    tokens = [(index * 7919 + 101) % size for index in range(PROBE_TOKENS + 6)]
+    text, (pending, trunk_one, trunk_two, side_one, side_two, after) = tokens[:PROBE_TOKENS], tokens[PROBE_TOKENS:]
+    sequence = context.allocate()
+    try:
+        context.hold_alone(sequence)
+        context.decode([Run(sequence, text, 0)])
+        context.decode([Run(sequence, (pending, trunk_one, side_one, side_two), 4)])
+        expected = context.logits()[2:].copy()
+        context.decode([Run(sequence, (after,), 1)])
+        expected_after = context.logits().copy()
+        context.truncate(sequence, PROBE_TOKENS)
+        branch = context.copy(sequence)
+        runs = [
+            Run(sequence, (pending, trunk_one), 2, (branch,)),
+            Run(sequence, (trunk_two,), 1),
+            Run(branch, (side_one, side_two), 2),
+        ]
+        context.decode(runs)
+        found = context.logits()[3:].copy()
+        context.adopt(sequence, branch, PROBE_TOKENS + 2)
+        context.decode([Run(sequence, (after,), 1)])
+        return np.array_equal(found, expected) and np.array_equal(context.logits(), expected_after)
+    finally:
+        context.free(sequence)
