@@ -54,8 +54,8 @@ def add_parser(
         "--configs",
         default="",
         metavar="LIST",
-        help="joined by ;, each policy[,key=value...] with the keys weights, vote, look-ahead, exactness and "
-        "drafters=a+b; or a comma list of policies; default: auto. Plain decoding always runs",
+        help="joined by ;, each policy[,key=value...] with the keys weights, vote, look-ahead, shape, "
+        "exactness and drafters=a+b; or a comma list of policies; default: auto. Plain decoding always runs",
     )
     what.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: those that come with the program")
     what.add_argument(

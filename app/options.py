@@ -15,6 +15,7 @@ from engine.config import (
     ModelPlacement,
     Policy,
     Sampling,
+    Shape,
     Speculation,
     VoteMode,
     WeightRule,
@@ -61,6 +62,9 @@ def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
     speculation.add_argument("--policy", metavar="RULE", help="auto (default), minions, adaedl, fixed:N, off or plain")
     speculation.add_argument("--weights", choices=[rule.value for rule in WeightRule], help="hedge (default), minions")
     speculation.add_argument("--vote", choices=[mode.value for mode in VoteMode], help="tree (default), collective")
+    speculation.add_argument(
+        "--shape", choices=[shape.value for shape in Shape], help="auto (default): token trees where they pay, or chain"
+    )
     speculation.add_argument("--look-ahead", choices=[way.value for way in LookAhead], help="auto (default), on or off")
     speculation.add_argument(
         "--exactness",
@@ -118,6 +122,7 @@ def speculation(args: argparse.Namespace) -> Speculation:
         weights=WeightRule(args.weights or WeightRule.HEDGE.value),
         vote=VoteMode(args.vote or VoteMode.TREE.value),
         look_ahead=LookAhead(args.look_ahead or LookAhead.AUTO.value),
+        shape=Shape(args.shape or Shape.AUTO.value),
     )
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
-from engine.config import Exactness, LookAhead, Policy, PolicyKind, Speculation, VoteMode, WeightRule
+from engine.config import Exactness, LookAhead, Policy, PolicyKind, Shape, Speculation, VoteMode, WeightRule
 from engine.errors import SettingError
 
-KEYS = ("weights", "vote", "look-ahead", "exactness", "drafters")
+KEYS = ("weights", "vote", "look-ahead", "shape", "exactness", "drafters")
 
 Choice = TypeVar("Choice", bound=Enum)
 
@@ -43,6 +43,8 @@ class Configuration:
                 parts.append(f"vote={self.speculation.vote.value}")
             if self.speculation.look_ahead is not default.look_ahead:
                 parts.append(f"look-ahead={self.speculation.look_ahead.value}")
+            if self.speculation.shape is not default.shape:
+                parts.append(f"shape={self.speculation.shape.value}")
         if self.exactness is not Exactness.EXACT:
             parts.append(f"exactness={self.exactness.value}")
         if self.drafters is not None and not self.is_plain:
@@ -92,6 +94,8 @@ def _with(configuration: Configuration, key: str, value: str) -> Configuration:
         speculation = replace(speculation, vote=_choice(VoteMode, key, value))
     elif key == "look-ahead":
         speculation = replace(speculation, look_ahead=_choice(LookAhead, key, value))
+    elif key == "shape":
+        speculation = replace(speculation, shape=_choice(Shape, key, value))
     elif key == "exactness":
         return replace(configuration, exactness=_choice(Exactness, key, value))
     elif key == "drafters":

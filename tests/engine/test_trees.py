@@ -75,7 +75,7 @@ def test_no_other_tree_is_worth_more(trunk: list[float], sides: list[tuple[float
     tree = best_tree(voted, survivals, branches, pass_ms, pace, most_branches=len(branches))
 
     def value(lengths: Sequence[int]) -> float:
-        gained = sum(survivals[: lengths[0]])
+        gained: float = sum(survivals[: lengths[0]])
         gained += sum(sum(own[:length]) for (_, own), length in zip(branches, lengths[1:], strict=True))
         return gained - pace * pass_ms[sum(lengths)]
 
