@@ -80,8 +80,8 @@ Preparation = Callable[[PhaseReport, threading.Event], SetConfig]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadSnapshot:
-    """How far loading a set has come."""
+class Progressed:
+    """How far a job that reports its progress has come."""
 
     state: JobState
     phase: str
@@ -89,12 +89,11 @@ class LoadSnapshot:
     error: str
 
 
-class Load(Job):
-    """Loading a target with its drafters."""
+class ReportingJob(Job):
+    """A job that says what it is doing and how far it has come."""
 
-    def __init__(self, prepare: Preparation) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.prepare = prepare
         self._phase = "Waiting"
         self._share = 0.0
 
@@ -104,6 +103,18 @@ class Load(Job):
             self._share = min(max(share, 0.0), 1.0)
             self._touch()
 
-    def peek(self) -> LoadSnapshot:
+    def peek(self) -> Progressed:
         with self._changed:
-            return LoadSnapshot(self._state, self._phase, self._share, self._error)
+            return Progressed(self._state, self._phase, self._share, self._error)
+
+
+class Load(ReportingJob):
+    """Loading a target with its drafters."""
+
+    def __init__(self, prepare: Preparation) -> None:
+        super().__init__()
+        self.prepare = prepare
+
+
+class Check(ReportingJob):
+    """Measuring how exact the loaded set is."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from app.run import StepReading
 
 MOST_BARS = 120
+MOST_POINTS = 160
 _SCALES = (4, 8, 16, 32)
 _HEIGHT = 100
 
@@ -51,3 +53,70 @@ def _summary(steps: Sequence[StepReading]) -> str:
         return "Speculation length per step: no step yet"
     mean = sum(step.sent for step in steps) / len(steps)
     return f"Speculation length per step: {len(steps)} steps, {mean:.1f} draft tokens on average, last {steps[-1].sent}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart; `mark` is the index of a point to single out."""
+
+    name: str
+    values: Sequence[float]
+    mark: int | None = None
+
+
+def line_chart(lines: Sequence[Line], label: str, *, unit: str = "", first: int = 0) -> str:
+    """Lines over equally spaced places, told apart by colour and by dashes.
+
+    Args:
+        lines: What is drawn; long ones are thinned out.
+        label: What the chart shows, for those who cannot see it.
+        unit: Of the values, behind the scale's figures.
+        first: Number of the first place.
+    """
+    drawn = [_thinned(line) for line in lines if line.values]
+    if not drawn:
+        return ""
+    values = [value for line in drawn for value in line.values]
+    top = max(values) or 1.0
+    width = max(1, max(len(line.values) for line in drawn) - 1)
+    marks = "".join(_path(index, line, width, top) for index, line in enumerate(drawn))
+    grid = "".join(f'<line class="grid" x1="0" x2="100" y1="{y}" y2="{y}"/>' for y in (0, 50))
+    places = max(len(line.values) for line in lines)
+    keys = "".join(
+        f'<span class="q-line-key" data-line="{index % 6}">{escape(line.name)}</span>'
+        for index, line in enumerate(drawn)
+        if line.name
+    )
+    return (
+        f'<div class="q-chart"><div class="q-canvas tall"><svg role="img" aria-label="{escape(label)}" '
+        f'viewBox="0 0 100 100" preserveAspectRatio="none">{grid}{marks}'
+        '<line class="axis" x1="0" x2="100" y1="100" y2="100"/></svg>'
+        f'<div class="scale" aria-hidden="true"><span>{_figure(top)}{unit}</span>'
+        f"<span>{_figure(top / 2)}</span><span>0</span></div></div>"
+        f'<div class="q-places" aria-hidden="true"><span>{first}</span><span>{first + places - 1}</span></div>'
+        f'<p class="q-keys">{keys}</p></div>'
+    )
+
+
+def _path(index: int, line: Line, width: int, top: float) -> str:
+    points = [
+        (round(100 * place / width, 2), round(100 - 96 * value / top, 2)) for place, value in enumerate(line.values)
+    ]
+    path = " ".join(f"{x:g},{y:g}" for x, y in points)
+    mark = ""
+    if line.mark is not None and line.mark < len(points):
+        x, y = points[line.mark]
+        # A line of no length with round ends stays a dot however the chart is stretched.
+        mark = f'<line class="mark" data-line="{index % 6}" x1="{x:g}" x2="{x:g}" y1="{y:g}" y2="{y:g}"/>'
+    return f'<polyline data-line="{index % 6}" points="{path}"/>{mark}'
+
+
+def _thinned(line: Line) -> Line:
+    size = -(-len(line.values) // MOST_POINTS)
+    if size <= 1:
+        return line
+    return Line(line.name, line.values[size - 1 :: size], None)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 20 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"

@@ -7,25 +7,30 @@ it; a page that comes back before that goes on reading where the answer has got 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from app.conversations import AnswerToken
 from app.jobs import Job, JobState
 from engine.config import GenerationSettings
 from engine.types import (
+    EmittedToken,
     Finished,
     FinishReason,
     GenerationEvent,
     Metrics,
     PrefillProgress,
     SpeculationState,
+    StepDone,
     Timings,
 )
 
 GRACE_S = 15.0
 NOW_WINDOW_S = 1.5
 """The stretch of time over which the present speed is taken."""
+
+TRACED_STEPS = 40
 
 Clock = Callable[[], float]
 
@@ -37,6 +42,8 @@ class StepReading:
     sent: int
     """Draft tokens sent to the target: the speculation length."""
     accepted: int
+    weights: tuple[float, ...] = ()
+    """Voting weights after it, in the order of the metrics' drafters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class RunSnapshot:
     text: str = ""
     prefill: PrefillProgress | None = None
     steps: tuple[StepReading, ...] = ()
+    tokens: tuple[AnswerToken, ...] = ()
     metrics: Metrics | None = None
     timings: Timings | None = None
     speculation: SpeculationState | None = None
@@ -68,9 +76,22 @@ class Run(Job):
     """One answer to the last question of a conversation."""
 
     def __init__(
-        self, conversation_id: str, turn: int, settings: GenerationSettings, clock: Clock, grace_s: float = GRACE_S
+        self,
+        conversation_id: str,
+        turn: int,
+        settings: GenerationSettings,
+        clock: Clock,
+        grace_s: float = GRACE_S,
+        begun: str = "",
+        begun_tokens: Sequence[AnswerToken] = (),
     ) -> None:
+        """Args:
+        turn: Index of the question.
+        begun: What there is of the answer already, when it is continued.
+        begun_tokens: The same, token by token.
+        """
         super().__init__()
+        self.begun = begun
         self.conversation_id = conversation_id
         self.turn = turn
         self.settings = settings
@@ -78,7 +99,10 @@ class Run(Job):
         self._grace_s = grace_s
         self._read_at = clock()
         self._waiting_readers = 0
-        self._text: list[str] = []
+        self._text = [begun]
+        self._tokens = list(begun_tokens)
+        self._begun_tokens = len(self._tokens)
+        self._traced: deque[StepDone] = deque(maxlen=TRACED_STEPS)
         self._prefill: PrefillProgress | None = None
         self._steps: list[StepReading] = []
         self._metrics: Metrics | None = None
@@ -123,8 +147,9 @@ class Run(Job):
             self._is_abandoned = True
         self.cancel()
 
-    def record(self, event: GenerationEvent) -> None:
-        """Take in one event of the engine."""
+    def record(self, event: GenerationEvent) -> tuple[AnswerToken, ...]:
+        """Take in one event of the engine; returns the tokens it brought."""
+        batch: tuple[AnswerToken, ...] = ()
         with self._changed:
             if isinstance(event, PrefillProgress):
                 self._prefill = event
@@ -133,14 +158,26 @@ class Run(Job):
                 self._timings = event.timings
                 self._speculation = event.state
                 if isinstance(event, Finished):
-                    self._text = [event.text]
+                    self._text = [self.begun, event.text]
+                    del self._tokens[self._begun_tokens + len(event.token_ids) :]
                     self._finish_reason = event.reason
                 else:
+                    batch = tuple(map(_answer_token, event.tokens, event.token_texts))
                     self._text.append(event.text)
-                    self._steps.append(StepReading(event.step.verified, event.step.accepted))
+                    self._tokens += batch
+                    self._traced.append(event)
+                    weights = tuple(drafter.weight for drafter in event.metrics.drafters)
+                    self._steps.append(StepReading(event.step.verified, event.step.accepted, weights))
                     self._length_reason = event.step.reason
                     self._note_pace(event.step.emitted)
             self._touch()
+        return batch
+
+    @property
+    def traced(self) -> tuple[StepDone, ...]:
+        """The engine's own events of the last steps."""
+        with self._changed:
+            return tuple(self._traced)
 
     def _note_pace(self, emitted: int) -> None:
         now = self._clock()
@@ -163,6 +200,7 @@ class Run(Job):
             text="".join(self._text),
             prefill=self._prefill,
             steps=tuple(self._steps),
+            tokens=tuple(self._tokens),
             metrics=self._metrics,
             timings=self._timings,
             speculation=self._speculation,
@@ -181,3 +219,7 @@ class Run(Job):
         finally:
             self._waiting_readers -= 1
             self._read_at = self._clock()
+
+
+def _answer_token(token: EmittedToken, text: str) -> AnswerToken:
+    return AnswerToken(token.id, text, token.provenance, token.proposers, token.agreement, token.probability)

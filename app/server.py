@@ -19,9 +19,11 @@ from fastapi import FastAPI
 from app.choices import SetChoice, preparation
 from app.conversations import Conversations
 from app.guard import Guard
+from app.routes import download_routes
 from app.service import Service
 from engine.config import GenerationSettings
 from engine.errors import EnvironmentProblem
+from models.folders import data_folder
 
 PORTS_TRIED = 20
 SHUTDOWN_S = 2
@@ -44,6 +46,7 @@ def create_app(service: Service, base: SetChoice, generation: GenerationSettings
     def health() -> dict[str, str | None]:
         return {"status": "ok", "model": service.loaded.name if service.loaded else None}
 
+    app.include_router(download_routes(service))
     gr.mount_gradio_app(
         app,
         build_page(service, base, generation),
@@ -89,7 +92,8 @@ def serve(
     if port and actual_port != port:
         print(f"Port {port} is in use; taking {actual_port}.", flush=True)
     url = f"http://{f'[{host}]' if ':' in host else host}:{actual_port}"
-    service = Service(Conversations())
+    conversations = Conversations(data_folder() / "conversations.sqlite3")
+    service = Service(conversations)
     try:
         service.load(preparation(choice))
 
@@ -103,6 +107,7 @@ def serve(
         _AnnouncingServer(settings, announce, service).run(sockets=[listener])
     finally:
         service.close()
+        conversations.close()
         listener.close()
 
 

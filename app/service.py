@@ -13,11 +13,14 @@ import time
 from collections import deque
 
 from app.conversations import Conversations
-from app.jobs import Job, JobState, Load, Preparation
+from app.jobs import Check, Job, JobState, Load, Preparation
 from app.run import GRACE_S, Clock, Run
+from app.trace import TracedStep
 from app.worker import LoadedFacts, NotReady, Worker
 from engine.config import GenerationSettings
 from engine.errors import PromptError, QuorumError
+from engine.exactness import ExactnessReport
+from engine.insight import Insight
 from engine.runtime.model import LoadCancelled
 from models.progress import Cancelled
 
@@ -38,6 +41,7 @@ class Service:
         self._current: Job | None = None
         self._runs: dict[str, Run] = {}
         self._load: Load | None = None
+        self._check: Check | None = None
         self._is_closed = False
         self._worker = Worker(conversations)
         self._thread = threading.Thread(target=self._work, name="quorum-worker")
@@ -54,6 +58,26 @@ class Service:
     def last_load(self) -> Load | None:
         """The latest load that was asked for; None once it is over and somebody has asked a question since."""
         return self._load
+
+    @property
+    def insight(self) -> Insight | None:
+        """What the loaded set has measured and learnt; None without one."""
+        return self._worker.insight
+
+    @property
+    def exactness(self) -> ExactnessReport | None:
+        """What the last check of the loaded set found."""
+        return self._worker.exactness
+
+    @property
+    def last_check(self) -> Check | None:
+        """The latest check that was asked for."""
+        return self._check
+
+    @property
+    def trace(self) -> tuple[TracedStep, ...]:
+        """The last steps of the last answer."""
+        return self._worker.trace
 
     @property
     def is_closed(self) -> bool:
@@ -96,12 +120,7 @@ class Service:
             turn = self.conversations.add_turn(conversation_id, question, system_prompt)
             if turn is None:
                 raise NotReady("this conversation is no longer there; start a new chat")
-            if self._load is not None and self._load.is_over:
-                self._load = None  # whatever became of it has been seen
-            run = Run(conversation_id, turn, settings, self._clock, self._grace_s)
-            self._runs[conversation_id] = run
-            self._enqueue(run)
-            return run
+            return self._start(Run(conversation_id, turn, settings, self._clock, self._grace_s))
 
     def retry(self, conversation_id: str, settings: GenerationSettings, system_prompt: str = "") -> Run:
         """Answer the last question of a conversation anew.
@@ -111,10 +130,51 @@ class Service:
         """
         with self._wake:
             self._require_ready(conversation_id)
-            turn = self.conversations.drop_last_turn(conversation_id)
-            if turn is None:
+            conversation = self.conversations.get(conversation_id)
+            if conversation is None or not conversation.turns:
                 raise NotReady("there is no question to answer again; ask one first")
-            return self.ask(conversation_id, turn.question, settings, system_prompt)
+            last = len(conversation.turns) - 1
+            return self.edit(conversation_id, last, conversation.turns[last].question, settings, system_prompt)
+
+    def edit(
+        self, conversation_id: str, turn: int, question: str, settings: GenerationSettings, system_prompt: str = ""
+    ) -> Run:
+        """Ask something else in place of an earlier question; it and what came after it go.
+
+        Raises:
+            QuorumError: as `ask`.
+        """
+        if not question.strip():
+            raise PromptError("the message is empty; write something to answer")
+        with self._wake:
+            self._require_ready(conversation_id)
+            self.conversations.drop_turns(conversation_id, turn)
+            return self.ask(conversation_id, question, settings, system_prompt)
+
+    def resume(self, conversation_id: str, settings: GenerationSettings) -> Run:
+        """Go on with the last answer of a conversation where it ended.
+
+        Raises:
+            QuorumError: as `ask`, or there is no answer to go on with.
+        """
+        with self._wake:
+            self._require_ready(conversation_id)
+            conversation = self.conversations.get(conversation_id)
+            if conversation is None or not conversation.turns or not conversation.turns[-1].answer:
+                raise NotReady("there is no answer to go on with; ask something first")
+            last = conversation.turns[-1]
+            turn = len(conversation.turns) - 1
+            return self._start(
+                Run(conversation_id, turn, settings, self._clock, self._grace_s, last.answer, last.tokens)
+            )
+
+    def check(self) -> Check:
+        """Measure how exact the loaded set is, when the running answer is done."""
+        with self._wake:
+            if self._check is None or self._check.is_over:
+                self._check = Check()
+                self._enqueue(self._check)
+            return self._check
 
     def stop(self, conversation_id: str) -> None:
         """End the running answer of a conversation; what there is of it is kept."""
@@ -146,6 +206,13 @@ class Service:
             raise NotReady("this conversation is still being answered; wait for the end, or stop it")
         if self._worker.facts is None and (self._load is None or self._load.is_over):
             raise NotReady("no model is loaded; choose one and load it, then ask again")
+
+    def _start(self, run: Run) -> Run:
+        if self._load is not None and self._load.is_over:
+            self._load = None  # whatever became of it has been seen
+        self._runs[run.conversation_id] = run
+        self._enqueue(run)
+        return run
 
     def _enqueue(self, job: Job) -> None:
         with self._wake:
@@ -195,6 +262,8 @@ class Service:
             state = JobState.DONE
             if isinstance(job, Load):
                 self._worker.load(job)
+            elif isinstance(job, Check):
+                self._worker.check(job)
             elif isinstance(job, Run):
                 state = self._worker.answer(job)
             job.finish(state)

@@ -57,7 +57,7 @@ class SetControls:
 
 def build_set_controls(context_tokens: int = DEFAULT_CONTEXT_TOKENS) -> SetControls:
     """Lay the controls out, in the Gradio context at hand."""
-    with gr.Accordion("Model and drafters", open=False, elem_id="model-section"):
+    with gr.Column(elem_id="model-section"):
         target = gr.Dropdown([], label="Target: the model that answers", elem_id="target", interactive=True)
         target_path = gr.Textbox(
             label="Or a GGUF file", placeholder="/path/to/model.gguf", elem_id="target-path", max_lines=1

@@ -1,4 +1,4 @@
-"""The chat page's events and what they ask of the service.
+"""The page's events and what they ask of the service.
 
 A command only asks for something; what comes of it is shown by `follow`, which streams the page's state while
 anything is going on and ends when all is quiet. One page has one stream: a newer one takes over from the older.
@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
 
 from app import views
+from app.chats import export_links, list_update
 from app.choices import SetChoice, preparation
-from app.layout import Layout, lay_out
+from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.page_state import PageState, page_state
 from app.service import Service
 from app.set_controls import drafter_updates, target_update
 from engine.config import GenerationSettings
 from engine.errors import QuorumError
+from models.library import STARTER_NAME
 
 UPDATE_INTERVAL_S = 0.125
 """Eight updates per second: smooth to the eye, and cheap for the machine that is also computing the answer."""
@@ -61,7 +64,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     def followed(event: Any) -> Any:
         return event.then(
             handlers.follow,
-            layout.conversation,
+            [layout.conversation, layout.chats.search, layout.view],
             handlers.shown,
             concurrency_limit=None,
             show_progress="hidden",
@@ -69,7 +72,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
         )
 
     sets = layout.sets
-    asking = {layout.conversation, layout.question, *layout.answers.all()}
+    asking = {layout.conversation, layout.question, layout.chat, *layout.answers.all()}
 
     stored = [layout.conversation, layout.last_conversation]
     opened = command(page.load, handlers.open_conversation, stored, layout.conversation, READ_STORED_IDS)
@@ -77,22 +80,50 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     command(followed(offered).then, handlers.offer_targets, None, sets.target)
     layout.conversation.change(None, layout.conversation, None, js=STORE_ID, api_visibility="private")
     followed(command(layout.refresh.click, lambda: None, None, None))
+    followed(command(layout.view.change, handlers.show_view, layout.view, [layout.chat, layout.tokens]))
+    _connect_chats(layout, handlers, command, followed)
 
     for event in (layout.question.submit, layout.send.click):
         followed(command(event, handlers.ask, asking, [layout.conversation, layout.question, layout.notice]))
     noticed = [layout.conversation, layout.notice]
     followed(command(layout.chat.example_select, handlers.ask_example, asking, noticed))
+    followed(command(layout.chat.edit, handlers.ask_instead, asking, layout.notice))
     followed(command(layout.retry.click, handlers.ask_again, asking, layout.notice))
-    followed(command(layout.clear.click, handlers.clear, layout.conversation, noticed))
+    followed(command(layout.resume.click, handlers.go_on, asking, layout.notice))
+    followed(command(layout.check.click, handlers.check, None, layout.notice))
     command(layout.stop.click, handlers.stop, layout.conversation, None)
 
     for asked in (
         command(sets.load.click, handlers.load, sets.inputs(), layout.notice),
         command(layout.load_again.click, handlers.load_again, None, layout.notice),
+        command(layout.starter.click, handlers.load_starter, None, layout.notice),
     ):
         command(followed(asked).then, handlers.offer_targets, None, sets.target)
+    for choice in (layout.recommended, layout.own_file):
+        command(choice.click, lambda: gr.Tabs(selected=MODELS_TAB), None, layout.tabs)
     command(sets.cancel.click, handlers.cancel_load, None, None)
     command(sets.target.change, handlers.offer_drafters, sets.target, [sets.drafters, sets.unfit])
+
+
+def _connect_chats(layout: Layout, handlers: _Handlers, command: Any, followed: Any) -> None:
+    """Tie the events of the list of conversations."""
+    chats = layout.chats
+    opened = [layout.conversation, layout.notice]
+    followed(command(chats.new.click, handlers.new_chat, layout.conversation, opened))
+    followed(command(chats.entries.input, handlers.open_listed, chats.entries, opened))
+    followed(command(chats.search.change, lambda: None, None, None))
+    command(layout.conversation.change, handlers.describe, layout.conversation, [chats.title, chats.export])
+    followed(command(chats.rename.click, handlers.rename, [layout.conversation, chats.title], layout.notice))
+    asked = [chats.delete, chats.keep, chats.really_delete]
+    command(chats.delete.click, lambda: _asking(is_asking=True), None, asked)
+    command(chats.keep.click, lambda: _asking(is_asking=False), None, asked)
+    gone = command(chats.really_delete.click, handlers.delete, layout.conversation, opened)
+    followed(command(gone.then, lambda: _asking(is_asking=False), None, asked))
+
+
+def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
+    """Whether the buttons ask for a second thought."""
+    return gr.update(visible=not is_asking), gr.update(visible=is_asking), gr.update(visible=is_asking)
 
 
 class _Handlers:
@@ -105,18 +136,28 @@ class _Handlers:
         self._newest_streams: dict[str, object] = {}
         self.shown = [
             layout.chat,
+            layout.tokens,
             layout.live,
             layout.status,
             layout.hint,
+            layout.meter,
             layout.send,
             layout.stop,
             layout.retry,
+            layout.resume,
             layout.sets.cancel,
             layout.load_again,
+            layout.welcome,
+            layout.inside,
+            layout.exactness,
+            layout.trace,
+            layout.chats.entries,
         ]
         """The components that `follow` writes, in the order of `_values_of`."""
 
-    async def follow(self, conversation_id: str, request: gr.Request) -> AsyncIterator[tuple[Any, ...]]:
+    async def follow(
+        self, conversation_id: str, words: str, view: str, request: gr.Request
+    ) -> AsyncIterator[tuple[Any, ...]]:
         """Stream the page's state until all is quiet; only what has changed is sent."""
         page = request.session_hash
         mark = self._newest_streams[page] = object()
@@ -124,8 +165,8 @@ class _Handlers:
         try:
             while True:
                 began_at = time.monotonic()
-                state = page_state(self._service, conversation_id)
-                values = _values_of(state)
+                state = page_state(self._service, conversation_id, words, shows_tokens=view == TOKEN_VIEW)
+                values = _values_of(state, conversation_id)
                 if values != shown:
                     yield _changes(shown, values)
                     shown = values
@@ -170,10 +211,57 @@ class _Handlers:
     def stop(self, conversation_id: str) -> None:
         self._service.stop(conversation_id)
 
-    def clear(self, conversation_id: str) -> tuple[str, str]:
-        """Returns the new conversation, and an empty notice."""
+    def ask_instead(self, values: Values, edited: gr.EditData) -> str:
+        """Ask an earlier question in other words."""
+        questions = [index for index, message in enumerate(values[self._layout.chat]) if message["role"] == "user"]
+        return _attempt(
+            lambda: self._service.edit(
+                values[self._layout.conversation],
+                questions.index(edited.index),
+                edited.value,
+                self._layout.answers.settings(values),
+                self._layout.answers.said_before(values),
+            )
+        )
+
+    def go_on(self, values: Values) -> str:
+        return _attempt(
+            lambda: self._service.resume(values[self._layout.conversation], self._layout.answers.settings(values))
+        )
+
+    def new_chat(self, conversation_id: str) -> tuple[str, str]:
+        """Returns an empty conversation, the one at hand if it is, and an empty notice."""
+        conversation = self._service.conversations.get(conversation_id)
+        if conversation is not None and not conversation.turns:
+            return conversation_id, ""
+        return self._service.conversations.create().id, ""
+
+    def open_listed(self, conversation_id: str) -> tuple[str, str]:
+        return conversation_id, ""
+
+    def describe(self, conversation_id: str) -> tuple[str, str]:
+        """Returns the title and the download links of a conversation."""
+        conversation = self._service.conversations.get(conversation_id)
+        return (conversation.title if conversation else ""), export_links(conversation_id)
+
+    def rename(self, conversation_id: str, title: str) -> str:
+        self._service.conversations.rename(conversation_id, title)
+        return ""
+
+    def delete(self, conversation_id: str) -> tuple[str, str]:
+        """Returns the conversation to show instead, and an empty notice."""
         self._service.forget(conversation_id)
         return self._service.conversations.create().id, ""
+
+    def show_view(self, view: str) -> tuple[Any, Any]:
+        shows_tokens = view == TOKEN_VIEW
+        return gr.update(visible=not shows_tokens), gr.update(visible=shows_tokens)
+
+    def check(self) -> str:
+        return _attempt(self._service.check)
+
+    def load_starter(self) -> str:
+        return _attempt(lambda: self._service.load(preparation(replace(self._base, target=STARTER_NAME))))
 
     def load(self, values: Values) -> str:
         return _attempt(lambda: self._service.load(preparation(self._layout.sets.choice(values, self._base))))
@@ -218,17 +306,25 @@ def _attempt(action: Callable[[], object]) -> str:
     return ""
 
 
-def _values_of(state: PageState) -> tuple[Any, ...]:
+def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
     return (
         state.messages,
+        state.tokens,
         state.live,
         state.status,
         state.hint,
+        state.meter,
         gr.update(visible=not state.is_answering),
         gr.update(visible=state.is_answering),
         gr.update(visible=state.can_retry),
+        gr.update(visible=state.can_resume),
         gr.update(visible=state.is_loading),
         gr.update(visible=state.can_load_again),
+        gr.update(visible=state.is_empty_handed),
+        state.inside,
+        state.exactness,
+        state.trace,
+        list_update(state.entries, conversation_id),
     )
 
 

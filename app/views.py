@@ -7,7 +7,7 @@ from html import escape
 from typing import TypedDict
 
 from app.conversations import Turn
-from app.jobs import Job, JobState, Load, LoadSnapshot
+from app.jobs import Job, JobState, Load, Progressed
 from app.plots import speculation_lengths
 from app.run import RunSnapshot
 from app.worker import LoadedFacts
@@ -30,8 +30,16 @@ their guess in one pass: the words are its own, only sooner.</p>
 </div>
 """
 
+WELCOME = """
+<div class="q-greeting">
+<p class="q-greeting-title">Welcome.</p>
+<p>Quorum needs a model on this machine. Everything runs here; the network is used only for what you choose to
+fetch.</p>
+</div>
+"""
+
 ENDED = '<p class="q-loaded"><b>Quorum has ended.</b> <span>Start it again and reload this page.</span></p>'
-KEYS_HINT = "Enter sends · Shift + Enter starts a new line · Esc stops"
+KEYS_HINT = "Enter sends · Shift + Enter: new line · Esc: stop · Alt + N: new chat"
 
 
 def transcript(turns: Sequence[Turn], running: RunSnapshot | None, ahead: Sequence[Job]) -> list[ChatMessage]:
@@ -72,10 +80,10 @@ def hint(is_loaded: bool, is_loading: bool) -> str:
         return KEYS_HINT
     if is_loading:
         return "You can write already; it is answered as soon as the model is loaded."
-    return "No model is loaded, so nothing can be answered; choose one under Model and drafters."
+    return "No model is loaded, so nothing can be answered; choose one under Models."
 
 
-def status(facts: LoadedFacts | None, load: LoadSnapshot | None) -> str:
+def status(facts: LoadedFacts | None, load: Progressed | None) -> str:
     """What is loaded, how far loading has come, or why there is nothing."""
     parts: list[str] = []
     is_loading = load is not None and load.state in (JobState.WAITING, JobState.RUNNING)
@@ -102,6 +110,22 @@ def status(facts: LoadedFacts | None, load: LoadSnapshot | None) -> str:
             "the starter (98 MB) is fetched when it is not on this machine.</span></p>"
         )
     return "".join(parts)
+
+
+def context_meter(answer: RunSnapshot | None, limit: int) -> str:
+    """How full the context is, and what happens when it is."""
+    metrics = answer.metrics if answer else None
+    if metrics is None or not limit:
+        return ""
+    used = metrics.prompt_tokens + metrics.emitted
+    share = min(1.0, used / limit)
+    state = "full" if share > 0.9 else "roomy"
+    return (
+        f'<div class="q-fill"><div class="q-meter" data-state="{state}" role="meter" '
+        f'aria-label="Context used" aria-valuemin="0" aria-valuemax="{limit}" aria-valuenow="{used}" title="When the context is full the answer ends; '
+        f'nothing is dropped silently"><span style="width:{100 * share:.0f}%"></span></div>'
+        f'<p class="q-small">{used:,} of {limit:,} tokens</p></div>'
+    )
 
 
 def alert(message: str) -> str:

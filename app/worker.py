@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.conversations import Conversations
-from app.jobs import JobState, Load, PhaseReport
+from app.jobs import Check, JobState, Load, PhaseReport
 from app.run import Run, RunSnapshot
 from app.sessions import SessionPool
+from app.trace import TracedStep, traced
 from engine.config import SetConfig
 from engine.errors import IncompatibleDrafter, QuorumError
+from engine.exactness import ExactnessReport, probe
+from engine.insight import Insight, insight
 from engine.loader import FREE_DRAFTERS, LoadedSet
 from engine.runtime.model import LoadCancelled
 from engine.runtime.template import Message
 from engine.transcript import Piece
-from engine.types import FinishReason
+from engine.types import FinishReason, StepDone
 from models.gguf_file import read_header
 from models.pairing import explain
+
+INSIGHT_INTERVAL_S = 1.0
 
 
 class NotReady(QuorumError):
@@ -46,11 +52,15 @@ class Worker:
         self._conversations = conversations
         self._loaded: LoadedSet | None = None
         self._sessions: SessionPool | None = None
-        self._remembered: tuple[Path | None, Mapping[str, tuple[Piece, ...]]] = (None, {})
-        """A target, and the tokens it knew of conversations when its set was closed."""
         self._has_learnt = False
         self.facts: LoadedFacts | None = None
-        """What is loaded; may be read from any thread."""
+        """What is loaded; this and what follows may be read from any thread."""
+        self.insight: Insight | None = None
+        """What the loaded set has measured and learnt."""
+        self.exactness: ExactnessReport | None = None
+        """What the last check of the loaded set found."""
+        self.trace: tuple[TracedStep, ...] = ()
+        """The last steps of the last answer."""
 
     def load(self, job: Load) -> None:
         """Exchange the loaded set. When that fails, the set before it is loaded again.
@@ -92,9 +102,34 @@ class Worker:
             raise
         finally:
             answer = run.peek()
-            kept = replace(turn, answer=answer.text, finish_reason=answer.finish_reason, note=note)
+            model = self.facts.name if self.facts else ""
+            kept = replace(
+                turn,
+                answer=answer.text,
+                finish_reason=answer.finish_reason,
+                note=note,
+                model=model,
+                tokens=answer.tokens,
+            )
             self._conversations.set_turn(run.conversation_id, run.turn, kept)
         return JobState.CANCELLED if answer.finish_reason is FinishReason.CANCELLED else JobState.DONE
+
+    def check(self, job: Check) -> None:
+        """Measure how exact the loaded set is.
+
+        Raises:
+            QuorumError: no set is loaded, or llama.cpp refused a pass.
+            LoadCancelled: the job was cancelled.
+        """
+        if self._loaded is None:
+            raise NotReady("no model is loaded; choose one and load it, then check it")
+
+        def report(share: float) -> None:
+            if job.cancelled.is_set():
+                raise LoadCancelled("the check was stopped")
+            job.report("Comparing batches with single tokens", share)
+
+        self.exactness = probe(self._loaded.context, reaches_beyond_512=True, progress=report)
 
     def rest(self) -> None:
         """Nothing to do for now: keep what was learnt about this machine."""
@@ -105,9 +140,10 @@ class Worker:
     def close(self) -> None:
         """Free sessions and set."""
         self.facts = None
-        if self._loaded is not None and self._sessions is not None:
+        self.insight = None
+        self.exactness = None
+        if self._sessions is not None:
             self._sessions.close()
-            self._remembered = (self._loaded.config.target, self._sessions.remembered)
             self._sessions = None
         if self._loaded is not None:
             self._loaded.close()
@@ -115,8 +151,8 @@ class Worker:
 
     def _open(self, config: SetConfig, report: PhaseReport, cancel: threading.Event | None) -> None:
         self._loaded = LoadedSet.load(config, report, cancel)
-        target, remembered = self._remembered
-        self._sessions = SessionPool(self._loaded, remembered if target == config.target else {})
+        self._sessions = SessionPool(self._loaded, self._recall)
+        self.insight = insight(self._loaded)
         self.facts = LoadedFacts(config, self._loaded.context.context_tokens, self._loaded.panel.names)
 
     def _go_back(self, config: SetConfig, report: PhaseReport, error: Exception) -> None:
@@ -130,18 +166,51 @@ class Worker:
 
     def _generate(self, sessions: SessionPool, run: Run, messages: tuple[Message, ...]) -> None:
         session = sessions.session(run.conversation_id)
+        target = str(sessions.target)
+        is_prompt_kept = False
+        looked_at = 0.0
         try:
-            for event in session.chat(messages, run.settings, run.cancelled):
-                run.record(event)
+            for event in session.chat(messages, run.settings, run.cancelled, run.begun):
+                batch = run.record(event)
                 self._has_learnt = True
+                if isinstance(event, StepDone):
+                    if not is_prompt_kept:
+                        # What a killed process leaves of the answer is put behind this.
+                        self._conversations.keep_pieces(run.conversation_id, target, session.remembered)
+                        is_prompt_kept = True
+                    self._conversations.append(run.conversation_id, run.turn, event.text, batch)
+                now = time.monotonic()
+                if now - looked_at >= INSIGHT_INTERVAL_S:
+                    looked_at = now
+                    self._look(run)
                 if not run.is_read:
                     run.abandon()
+            self._conversations.keep_pieces(run.conversation_id, target, session.remembered)
+            self._look(run)
         except QuorumError:
             raise
         except Exception:
             # Its state is unknown now; the next question makes a new one.
             sessions.drop(run.conversation_id)
             raise
+
+    def _look(self, run: Run) -> None:
+        assert self._loaded is not None
+        answer = run.peek()
+        metrics = answer.metrics
+        rule = run.settings.speculation.weights
+        used = metrics.prompt_tokens + metrics.emitted if metrics else 0
+        self.insight = insight(self._loaded, used, rule, metrics.acceptance_rate if metrics else None)
+        text = self._loaded.model.vocabulary.text
+        self.trace = tuple(traced(event, text) for event in run.traced)
+
+    def _recall(self, conversation_id: str) -> tuple[Piece, ...]:
+        """What is kept of a conversation's tokens, as far as they still read as they did."""
+        assert self._loaded is not None
+        pieces = self._conversations.pieces(conversation_id, str(self._loaded.config.target))
+        text = self._loaded.model.vocabulary.text
+        good = itertools.takewhile(lambda piece: not piece.is_answer or text(piece.tokens) == piece.text, pieces)
+        return tuple(good)
 
     def _close_gone(self, sessions: SessionPool) -> None:
         for conversation_id in sessions.conversation_ids:

@@ -307,4 +307,6 @@ class Pipeline:
             unused_look_ahead=look_ahead.unused,
             times=times,
             reason=plan.reason,
+            drafts=tuple(draft for draft in ballot.drafts if draft.tokens),
+            voted=ballot.voted,
         )

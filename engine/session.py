@@ -77,7 +77,7 @@ class Session:
         return tuple(self._tokens)
 
     def chat(
-        self, messages: Sequence[Message], settings: GenerationSettings, cancel: threading.Event
+        self, messages: Sequence[Message], settings: GenerationSettings, cancel: threading.Event, begun: str = ""
     ) -> Iterator[GenerationEvent]:
         """Answer a conversation; ends with exactly one `Finished` unless it raises.
 
@@ -85,6 +85,7 @@ class Session:
             messages: The whole conversation; its last message is the user's.
             settings: For this answer.
             cancel: Set to stop within one pass of the target.
+            begun: What there is of the answer already; the events tell what comes after it.
 
         Raises:
             PromptError: the conversation is empty or does not fit in the context.
@@ -94,12 +95,12 @@ class Session:
         if not messages or not messages[-1].content.strip():
             raise PromptError("the message is empty; write something to answer")
         earlier, self._expected = self._expected, _Expected()
-        prompt, starts_thinking = self._fit(messages, settings)
+        prompt, starts_thinking = self._fit(messages, settings, begun)
         rewritten = earlier.tokens - self._shared(prompt) if earlier.is_continued(messages, self._dropped) else 0
         for event in self._generate(prompt, settings, cancel, starts_thinking):
             if isinstance(event, Finished):
                 if self._record_answer(event):
-                    said = (*messages, Message("assistant", event.text))
+                    said = (*messages, Message("assistant", begun + event.text))
                     expected = min(len(prompt) + len(event.token_ids), len(self._tokens))
                     self._expected = _Expected(said, self._dropped, expected)
                 event = replace(event, dropped_messages=len(self._dropped), rewritten_tokens=max(0, rewritten))
@@ -171,7 +172,9 @@ class Session:
         """Free the sequence."""
         self._context.free(self._sequence)
 
-    def _fit(self, messages: Sequence[Message], settings: GenerationSettings) -> tuple[list[int], bool | None]:
+    def _fit(
+        self, messages: Sequence[Message], settings: GenerationSettings, begun: str
+    ) -> tuple[list[int], bool | None]:
         """Tokens of the conversation, without as many of its oldest turns as must go to leave room for an answer;
         and whether they open a thought.
 
@@ -185,7 +188,7 @@ class Session:
         answer_room = min(limit // ANSWER_SHARE, settings.max_tokens or limit)
         most_tokens = limit - answer_room
         while True:
-            rendered = self._set.template.render([*messages[:system], *messages[first:]], settings.thinking)
+            rendered = self._set.template.render([*messages[:system], *messages[first:]], settings.thinking) + begun
             prompt = self._transcript.encode(rendered)
             later = (at for at in range(first + 1, len(messages)) if messages[at].role == "user")
             turn = next(later, None)
@@ -331,15 +334,24 @@ class _Answer:
         if self._settings.top_log_probabilities is not None:
             found = self._sampler.take_log_probabilities()  # an end token's own comes last and is left over
             tokens = tuple(replace(token, log_probabilities=one) for token, one in zip(tokens, found, strict=False))
-        text = ""
+        texts: list[str] = []
         thought = len(self._text.thinking)
         for token in tokens:
             self._ids.append(token.id)
-            text += self._text.push(token.id)
+            texts.append(self._text.push(token.id))
             if self._text.is_stopped:
                 break
         thinking = self._text.thinking[thought:]
-        return StepDone(tokens, text, result.record, self._metrics(), self._timings(), self._state(), thinking)
+        return StepDone(
+            tokens,
+            "".join(texts),
+            result.record,
+            self._metrics(),
+            self._timings(),
+            self._state(),
+            thinking,
+            tuple(texts),
+        )
 
     def finish(self, reason: FinishReason) -> Finished:
         self._text.finish()

@@ -240,6 +240,10 @@ class StepRecord:
     times: StepTimes
     reason: str
     """Why the plan chose this length, in words."""
+    drafts: tuple[Draft, ...] = ()
+    """What each drafter proposed, before the vote."""
+    voted: VotedDraft = field(default_factory=VotedDraft)
+    """What the vote made of it, before trimming."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +348,8 @@ class StepDone:
     state: SpeculationState
     thinking: str = ""
     """What became readable of a thought that precedes the answer."""
+    token_texts: tuple[str, ...] = ()
+    """What became readable by each token; one entry a token, fewer where a stop string ended the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,10 @@ def ask(page: Page, text: str) -> None:
     expect(page.locator("#chat .user.message")).to_have_count(questions + 1)
 
 
+def open_tab(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
 def set_control(page: Page, section: str, control: str, value: str) -> None:
     """Fill a control, unfolding its section if need be."""
     box = page.locator(f"#{control} :is(input:not([type=range]), textarea)")
@@ -245,7 +249,7 @@ def test_a_question_typed_before_the_page_has_settled_is_answered(context: Brows
     expect(page.locator("#chat .user.message")).to_have_count(1)
 
 
-def test_retry_and_clear(page: Page) -> None:
+def test_retry_and_new_chat(page: Page) -> None:
     expect(page.locator("#retry")).to_be_hidden()
     # Long answers, stopped: a short one may be over before anybody sees that it is running.
     ask(page, LONG)
@@ -258,11 +262,11 @@ def test_retry_and_clear(page: Page) -> None:
     page.keyboard.press("Escape")
     expect(page.locator("#retry")).to_be_visible()
     expect(page.locator("#chat .user.message")).to_have_count(1)
-    page.locator("#clear").click()
+    page.keyboard.press("Alt+KeyN")
     expect(page.locator("#chat .message")).to_have_count(0)
-    expect(page.locator(".q-greeting")).to_be_visible()
+    expect(page.locator("#chat .q-greeting")).to_be_visible()
     page.reload()
-    expect(page.locator(".q-greeting")).to_be_visible()
+    expect(page.locator("#chat .q-greeting")).to_be_visible()
 
 
 def test_an_example_is_a_question(page: Page) -> None:
@@ -277,10 +281,12 @@ def test_errors_are_told_and_the_chat_goes_on(page: Page, tmp_path: Path) -> Non
     expect(page.locator("#chat .q-note")).to_contain_text("4096")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF but not really")
+    open_tab(page, "Models")
     set_control(page, "model-section", "target-path", str(broken))
     page.locator("#load-model").click()
     expect(page.locator("#status .q-alert")).to_contain_text("broken.gguf")
     expect(page.locator("#status .q-alert")).to_contain_text("stays loaded")
+    open_tab(page, "Chat")
     set_control(page, "sampling-section", "max-tokens", "0")
     send(page, "Name a colour.")
     expect(page.locator("#notice .q-alert")).to_contain_text("max tokens")
@@ -297,10 +303,11 @@ def test_a_set_is_loaded_from_the_page(page: Page) -> None:
     set_control(page, "sampling-section", "max-tokens", "12")
     ask(page, "Name a colour.")
     expect(page.locator("#retry")).to_be_visible()
-    page.locator("#model-section button").first.click()
+    open_tab(page, "Models")
     page.get_by_label("suffix: what came up before").uncheck()
     page.locator("#load-model").click()
     expect(page.locator("#status .q-loaded span")).to_contain_text("with ngram ·")
+    open_tab(page, "Chat")
     ask(page, "And another one?")
     expect(page.locator("#chat .user.message")).to_have_count(2)
     expect(page.locator("#retry")).to_be_visible()
@@ -316,3 +323,77 @@ def test_a_phone_shows_it_without_scrolling_sideways(page: Page) -> None:
     box = page.locator("#message").bounding_box()
     assert box is not None
     assert box["y"] + box["height"] <= 844
+
+
+def test_conversations_are_listed_renamed_searched_exported_and_deleted(page: Page) -> None:
+    set_control(page, "sampling-section", "max-tokens", "8")
+    ask(page, "Name a heron.")
+    expect(page.locator("#retry")).to_be_visible()
+    entries = page.locator("#chat-list label")
+    expect(entries.first).to_have_text("Name a heron.")
+    expect(entries.first).to_have_class(re.compile("selected"))
+    page.locator("#new-chat").click()
+    expect(page.locator("#chat .message")).to_have_count(0)
+    entries.first.click()
+    expect(page.locator("#chat .user.message")).to_have_text("Name a heron.")
+    page.locator("#chat-actions button").first.click()
+    page.locator("#chat-title textarea, #chat-title input").fill("Long-legged birds")
+    page.locator("#rename-chat").click()
+    expect(entries.first).to_have_text("Long-legged birds")
+    page.locator("#search-chats textarea, #search-chats input").fill("no such words")
+    expect(entries).to_have_count(0)
+    page.locator("#search-chats textarea, #search-chats input").fill("legged")
+    expect(entries).to_have_count(1)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Markdown").click()
+    assert download.value.suggested_filename == "long-legged-birds.md"
+    assert "Name a heron." in download.value.path().read_text(encoding="utf-8")
+    page.locator("#delete-chat").click()
+    page.locator("#really-delete-chat").click()
+    expect(entries).to_have_count(0)
+    expect(page.locator("#chat .message")).to_have_count(0)
+
+
+def test_an_answer_is_continued_and_a_question_edited(page: Page) -> None:
+    set_control(page, "sampling-section", "max-tokens", "10")
+    ask(page, LONG)
+    expect(page.locator("#resume")).to_be_visible()
+    before = answers(page).first.inner_text()
+    page.locator("#resume").click()
+    answer_longer_than(page, len(before) + 5, index=0)
+    assert answers(page).first.inner_text().startswith(before.strip()[:20])
+    expect(page.locator("#retry")).to_be_visible()
+    page.locator("#chat .user-row, #chat .user.message").first.hover()
+    page.get_by_label("Edit").first.click()
+    page.locator("#chat textarea").fill("Name a colour.")
+    page.get_by_label("Submit").first.click()
+    expect(page.locator("#chat .user.message")).to_have_text("Name a colour.")
+    expect(page.locator("#retry")).to_be_visible()
+
+
+def test_tokens_are_shown_with_their_origin(page: Page) -> None:
+    set_control(page, "sampling-section", "max-tokens", "40")
+    ask(page, "Say the words one two three, again and again.")
+    page.get_by_label("Tokens").check(force=True)
+    expect(page.locator("#chat")).to_be_hidden()
+    expect(page.locator("#resume, #retry").first).to_be_visible()
+    tokens = page.locator("#tokens .q-tokens .q-t")
+    expect(tokens).to_have_count(40)
+    origins = {tokens.nth(index).get_attribute("data-o") for index in range(40)}
+    assert origins <= {"accepted", "corrected", "bonus", "plain"}
+    assert "token " in (tokens.first.get_attribute("title") or "")
+
+
+def test_inside_shows_costs_exactness_and_a_trace(page: Page) -> None:
+    set_control(page, "sampling-section", "max-tokens", "12")
+    ask(page, "Name a colour.")
+    expect(page.locator("#retry")).to_be_visible()
+    open_tab(page, "Inside")
+    expect(page.locator("#cost-card svg")).to_be_visible()
+    expect(page.locator("#machine-card")).to_contain_text("Threads")
+    expect(page.locator("#trace .q-step").first).to_be_visible()
+    page.locator("#check-exactness").click()
+    expect(page.locator("#exactness-card")).to_contain_text("bit-equal in every batch size probed", ignore_case=True)
+    with page.expect_download() as download:
+        page.locator("#trace a").click()
+    assert download.value.suggested_filename == "quorum-trace.json"

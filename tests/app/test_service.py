@@ -310,6 +310,57 @@ def test_forgetting_a_conversation_ends_its_answer(loaded: Service) -> None:
     assert loaded.run_of(run.conversation_id) is None
 
 
+def test_an_answer_is_continued_as_if_it_had_never_stopped(loaded: Service) -> None:
+    whole = finished(ask(loaded, LONG, 24))
+    half = finished(ask(loaded, LONG, 10))
+    rest = finished(loaded.resume(half.conversation_id, settings(14)))
+    (turn,) = turns_of(loaded, half.conversation_id)
+    assert turn.answer == whole.peek().text == rest.peek().text
+    assert [token.id for token in turn.tokens] == [token.id for token in whole.peek().tokens]
+    assert "".join(token.text for token in turn.tokens) == turn.answer
+    assert metrics_of(rest).reused_tokens >= metrics_of(rest).prompt_tokens - 1
+
+
+def test_an_edited_question_takes_the_place_of_what_came_after(loaded: Service) -> None:
+    run = finished(ask(loaded, SHORT, 4))
+    finished(loaded.ask(run.conversation_id, "Another?", settings(4)))
+    finished(loaded.edit(run.conversation_id, 0, "Name a river.", settings(4)))
+    assert [turn.question for turn in turns_of(loaded, run.conversation_id)] == ["Name a river."]
+    with pytest.raises(PromptError, match="empty"):
+        loaded.edit(run.conversation_id, 0, " ", settings(4))
+
+
+def test_after_a_restart_a_conversation_goes_on_with_the_tokens_it_had(set_config: SetConfig, tmp_path: Path) -> None:
+    path = tmp_path / "conversations.sqlite3"
+    answers: list[list[int]] = []
+    conversation_id = ""
+    for _ in range(2):
+        store = Conversations(path)
+        service = Service(store)
+        finished(service.load(loading(set_config)))
+        conversation_id = conversation_id or store.create().id
+        run = finished(service.ask(conversation_id, SHORT, settings(12)))
+        answers.append([token.id for token in run.peek().tokens])
+        pieces = store.pieces(conversation_id, str(set_config.target))
+        service.close()
+        store.close()
+    assert [list(piece.tokens) for piece in pieces if piece.is_answer] == answers
+
+
+def test_the_set_can_be_looked_into_and_checked(loaded: Service) -> None:
+    assert loaded.insight is not None
+    assert loaded.insight.context_tokens == 1024
+    finished(ask(loaded, SHORT, 6))
+    assert loaded.insight.used_tokens > 6
+    assert sum(len(step.emitted) for step in loaded.trace) == 6
+    assert loaded.exactness is None
+    check = finished(loaded.check())
+    assert check.peek().state is JobState.DONE
+    report = loaded.exactness
+    assert report is not None
+    assert report.is_exact
+
+
 def test_nothing_outlives_close(set_config: SetConfig) -> None:
     threads = set(threading.enumerate())
     service = Service(Conversations())

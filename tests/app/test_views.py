@@ -9,7 +9,7 @@ import pytest
 
 from app import plots, views
 from app.conversations import Conversation, Turn
-from app.jobs import JobState, Load, LoadSnapshot
+from app.jobs import JobState, Load, Progressed
 from app.run import Run, RunSnapshot, StepReading
 from app.worker import LoadedFacts
 from engine.config import GenerationSettings, SetConfig
@@ -99,14 +99,14 @@ def test_transcript_says_why_an_answer_is_missing_or_short() -> None:
 
 
 def test_status_while_loading_and_after_failing() -> None:
-    loading = views.status(FACTS, LoadSnapshot(JobState.RUNNING, "Loading x", 0.425, ""))
+    loading = views.status(FACTS, Progressed(JobState.RUNNING, "Loading x", 0.425, ""))
     assert 'aria-valuenow="42"' in loading
-    failed = views.status(FACTS, LoadSnapshot(JobState.FAILED, "", 0, f"{HOSTILE} is not GGUF."))
+    failed = views.status(FACTS, Progressed(JobState.FAILED, "", 0, f"{HOSTILE} is not GGUF."))
     assert 'role="alert"' in failed
     assert "stays loaded" in failed
     assert HOSTILE not in failed
     assert "<b>.gguf" not in failed
-    nothing = views.status(None, LoadSnapshot(JobState.CANCELLED, "", 0, ""))
+    nothing = views.status(None, Progressed(JobState.CANCELLED, "", 0, ""))
     assert "Loading was stopped" in nothing
 
 

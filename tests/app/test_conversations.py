@@ -1,0 +1,174 @@
+"""The store: what is kept, found and given back, also after the process was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.conversations import INTERRUPTED, AnswerToken, Conversations, Turn
+from app.export import as_json, as_markdown, file_stem
+from engine.errors import EnvironmentProblem
+from engine.transcript import Piece
+from engine.types import FinishReason, Provenance
+
+TOKENS = (
+    AnswerToken(11, "Blue", Provenance.ACCEPTED, ("ngram", "suffix"), 0.75, 0.5),
+    AnswerToken(12, "!", Provenance.BONUS),
+)
+ANSWERED = Turn("Name a colour.", "Blue!", FinishReason.STOP, "", "Small", TOKENS)
+
+
+def answered(store: Conversations, question: str = "Name a colour.", answer: str = "Blue!") -> str:
+    conversation_id = store.create().id
+    assert store.add_turn(conversation_id, question, "Be brief.") == 0
+    store.set_turn(conversation_id, 0, Turn(question, answer, FinishReason.STOP, "", "Small", TOKENS))
+    return conversation_id
+
+
+def names(store: Conversations, words: str = "") -> list[str]:
+    return [entry.name for entry in store.find(words)]
+
+
+def test_everything_comes_back_from_the_file(tmp_path: Path) -> None:
+    store = Conversations(tmp_path / "c.sqlite3")
+    conversation_id = answered(store)
+    pieces = (Piece("<user>Name a colour.", (1, 2)), Piece("Blue!", (11, 12), is_answer=True))
+    store.keep_pieces(conversation_id, "small.gguf", pieces)
+    store.close()
+    later = Conversations(tmp_path / "c.sqlite3")
+    conversation = later.get(conversation_id)
+    assert conversation is not None
+    assert conversation.turns == (ANSWERED,)
+    assert conversation.system_prompt == "Be brief."
+    assert later.pieces(conversation_id, "small.gguf") == pieces
+    assert later.pieces(conversation_id, "other.gguf") == ()
+    later.close()
+
+
+def test_the_list_is_newest_first_and_leaves_out_what_nobody_began() -> None:
+    store = Conversations()
+    answered(store, "first")
+    second = answered(store, "second")
+    store.create()
+    assert names(store) == ["second", "first"]
+    store.add_turn(second, "and more", "")
+    store.rename(second, "  Colours ")
+    assert names(store) == ["Colours", "first"]
+    store.rename(second, "")
+    assert names(store) == ["second", "first"]
+
+
+def test_search_finds_all_words_in_titles_questions_and_answers() -> None:
+    store = Conversations()
+    answered(store, "Tell me about 100% wool", "It is warm.")
+    answered(store, "What is felt?", "Pressed WOOL.")
+    assert len(names(store, "wool")) == 2
+    assert names(store, "wool warm") == ["Tell me about 100% wool"]
+    assert names(store, "100%") == ["Tell me about 100% wool"]
+    assert names(store, "_") == []
+
+
+def test_deleting_takes_everything_with_it() -> None:
+    store = Conversations()
+    conversation_id = answered(store)
+    store.keep_pieces(conversation_id, "t", (Piece("x", (1,)),))
+    store.delete(conversation_id)
+    assert store.get(conversation_id) is None
+    assert names(store) == []
+    assert store.pieces(conversation_id, "t") == ()
+    store.append(conversation_id, 0, "late", TOKENS)
+    store.keep_pieces(conversation_id, "t", (Piece("late", (1,)),))
+    assert store.add_turn(conversation_id, "late", "") is None
+
+
+def test_turns_are_dropped_from_one_on() -> None:
+    store = Conversations()
+    conversation_id = answered(store)
+    store.add_turn(conversation_id, "two", "")
+    assert [turn.question for turn in store.drop_turns(conversation_id, 1)] == ["two"]
+    conversation = store.get(conversation_id)
+    assert conversation is not None
+    assert conversation.turns == (ANSWERED,)
+    assert store.drop_turns("unknown", 0) == ()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from app.conversations import AnswerToken, Conversations
+from engine.transcript import Piece
+from engine.types import Provenance
+store = Conversations(Path(sys.argv[1]))
+conversation_id = store.create().id
+store.add_turn(conversation_id, "Count.", "")
+store.keep_pieces(conversation_id, "t", (Piece("Count.", (5,)),))
+for number in range(3):
+    store.append(conversation_id, 0, f"{number} ", (AnswerToken(20 + number, f"{number} ", Provenance.PLAIN),))
+print(conversation_id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no such kill")
+def test_a_killed_process_loses_no_finished_batch(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite3"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert killed.returncode == -signal.SIGKILL
+    store = Conversations(path)
+    conversation_id = killed.stdout.strip()
+    conversation = store.get(conversation_id)
+    assert conversation is not None
+    (turn,) = conversation.turns
+    assert turn.answer == "0 1 2 "
+    assert [token.id for token in turn.tokens] == [20, 21, 22]
+    assert turn.note == INTERRUPTED
+    assert store.pieces(conversation_id, "t") == (Piece("Count.", (5,)), Piece("0 1 2 ", (20, 21, 22), is_answer=True))
+    store.close()
+
+
+def test_a_running_answer_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    first = Conversations(tmp_path / "c.sqlite3")
+    conversation_id = answered(first)
+    first.add_turn(conversation_id, "two", "")
+    first.append(conversation_id, 1, "half", TOKENS)
+    second = Conversations(tmp_path / "c.sqlite3")
+    conversation = second.get(conversation_id)
+    assert conversation is not None
+    assert conversation.turns[1] == Turn("two")
+    second.close()
+    first.close()
+
+
+def test_a_file_that_is_no_database_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "c.sqlite3").write_bytes(b"not a database, and long enough to be looked at" * 40)
+    with pytest.raises(EnvironmentProblem, match=r"c\.sqlite3"):
+        Conversations(tmp_path / "c.sqlite3")
+
+
+def test_export_as_markdown_and_json() -> None:
+    store = Conversations()
+    conversation_id = answered(store)
+    store.rename(conversation_id, "Colours / shades?")
+    conversation = store.get(conversation_id)
+    assert conversation is not None
+    text = as_markdown(conversation)
+    assert text.startswith("# Colours / shades?\n\n> Be brief.\n\n## You\n\nName a colour.\n\n## Small\n\nBlue!")
+    document = json.loads(as_json(conversation))
+    assert document["turns"][0]["tokens"][0] == {
+        "id": 11,
+        "text": "Blue",
+        "origin": "accepted",
+        "proposers": ["ngram", "suffix"],
+        "agreement": 0.75,
+        "probability": 0.5,
+    }
+    assert file_stem(conversation) == "colours-shades"
+    assert os.sep not in file_stem(conversation)
