@@ -9,6 +9,7 @@ import gradio as gr
 
 from app import inside_view, views
 from app.chats import ChatList, build_chat_list
+from app.compare_tab import CompareTab, build_compare_tab
 from app.controls import AnswerControls, build_answer_controls
 from app.set_controls import SetControls, build_set_controls
 from engine.config import GenerationSettings
@@ -50,6 +51,9 @@ class Layout:
     live: gr.HTML
     refresh: gr.Button
     """Pressed by the page itself when it comes back into view; never seen."""
+    compare_tab: gr.Tab
+    compare_notice: gr.HTML
+    compare: CompareTab
     sets: SetControls
     answers: AnswerControls
     inside: gr.HTML
@@ -78,6 +82,9 @@ def lay_out(context_tokens: int, defaults: GenerationSettings) -> Layout:
     with gr.Tabs(elem_id="tabs", selected=CHAT_TAB) as parts["tabs"]:
         with gr.Tab("Chat", id=CHAT_TAB, elem_id="chat-tab"), gr.Row(elem_id="main"):
             parts |= _chat_tab(defaults)
+        with gr.Tab("Compare", id=COMPARE_TAB, elem_id="compare-tab", render_children=True) as parts["compare_tab"]:
+            parts["compare_notice"] = gr.HTML(elem_id="compare-notice", apply_default_css=False)
+            parts["compare"] = build_compare_tab()
         with gr.Tab("Models", id=MODELS_TAB, elem_id="models-tab", render_children=True):
             parts["sets"] = build_set_controls(context_tokens)
         with gr.Tab("Inside", id=INSIDE_TAB, elem_id="inside-tab", render_children=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app import inside_view, views
+from app import compare_view, inside_view, views
 from app.conversations import Entry
 from app.service import Service
 from app.token_view import token_view
@@ -33,11 +33,15 @@ class PageState:
     exactness: str
     trace: str
     is_checking: bool
+    comparing: str
+    is_comparing: bool
+    result_id: str
+    """Of the comparison that was finished last; empty before."""
     entries: tuple[Entry, ...]
 
     @property
     def is_quiet(self) -> bool:
-        return not self.is_answering and not self.is_loading and not self.is_checking
+        return not self.is_answering and not self.is_loading and not self.is_checking and not self.is_comparing
 
 
 def page_state(service: Service, conversation_id: str, words: str = "", *, shows_tokens: bool = False) -> PageState:
@@ -58,6 +62,7 @@ def page_state(service: Service, conversation_id: str, words: str = "", *, shows
     loaded, insight = service.loaded, service.insight
     is_loading = load is not None and not load.is_over
     check = service.last_check
+    comparison = service.last_comparison
     cards = inside_view.empty()
     if insight is not None:
         cards = inside_view.cards(insight, answer, list_devices())
@@ -78,5 +83,8 @@ def page_state(service: Service, conversation_id: str, words: str = "", *, shows
         exactness=inside_view.exactness(service.exactness, check.peek() if check else None),
         trace=inside_view.WRITING if running else inside_view.trace(service.trace),
         is_checking=check is not None and not check.is_over,
+        comparing=compare_view.progress(comparison.peek_comparison() if comparison else None),
+        is_comparing=comparison is not None and not comparison.is_over,
+        result_id=comparison.result_id if comparison and comparison.is_over else "",
         entries=service.conversations.find(words),
     )

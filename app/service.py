@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 
+from app.comparison import Comparison, ComparisonRequest
 from app.conversations import Conversations
 from app.jobs import Check, Job, JobState, Load, Preparation
 from app.run import GRACE_S, Clock, Run
@@ -42,6 +43,7 @@ class Service:
         self._runs: dict[str, Run] = {}
         self._load: Load | None = None
         self._check: Check | None = None
+        self._comparison: Comparison | None = None
         self._is_closed = False
         self._worker = Worker(conversations)
         self._thread = threading.Thread(target=self._work, name="quorum-worker")
@@ -73,6 +75,11 @@ class Service:
     def last_check(self) -> Check | None:
         """The latest check that was asked for."""
         return self._check
+
+    @property
+    def last_comparison(self) -> Comparison | None:
+        """The latest comparison that was asked for."""
+        return self._comparison
 
     @property
     def trace(self) -> tuple[TracedStep, ...]:
@@ -176,6 +183,22 @@ class Service:
                 self._enqueue(self._check)
             return self._check
 
+    def compare(self, request: ComparisonRequest) -> Comparison:
+        """Compare drafter sets on the loaded target, when what was asked before is done.
+
+        Raises:
+            QuorumError: one is under way, nothing is loaded, or the request compares nothing.
+        """
+        with self._wake:
+            if self._comparison is not None and not self._comparison.is_over:
+                raise NotReady("a comparison is under way; wait for its end, or stop it")
+            if self._worker.facts is None:
+                raise NotReady("no model is loaded; choose one and load it, then compare")
+            request.plan(self._worker.facts.config)
+            self._comparison = Comparison(request)
+            self._enqueue(self._comparison)
+            return self._comparison
+
     def stop(self, conversation_id: str) -> None:
         """End the running answer of a conversation; what there is of it is kept."""
         run = self.run_of(conversation_id)
@@ -204,7 +227,8 @@ class Service:
         run = self._runs.get(conversation_id)
         if run is not None and not run.is_over:
             raise NotReady("this conversation is still being answered; wait for the end, or stop it")
-        if self._worker.facts is None and (self._load is None or self._load.is_over):
+        is_comparing = self._comparison is not None and not self._comparison.is_over
+        if self._worker.facts is None and not is_comparing and (self._load is None or self._load.is_over):
             raise NotReady("no model is loaded; choose one and load it, then ask again")
 
     def _start(self, run: Run) -> Run:
@@ -262,6 +286,9 @@ class Service:
             state = JobState.DONE
             if isinstance(job, Load):
                 self._worker.load(job)
+            elif isinstance(job, Comparison):
+                self._worker.compare(job)
+                state = JobState.CANCELLED if job.cancelled.is_set() else JobState.DONE
             elif isinstance(job, Check):
                 self._worker.check(job)
             elif isinstance(job, Run):

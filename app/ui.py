@@ -15,9 +15,11 @@ from typing import Any
 
 import gradio as gr
 
-from app import views
+from app import compare_view, views
 from app.chats import export_links, list_update
 from app.choices import SetChoice, preparation
+from app.compare_tab import set_choices
+from app.comparison import kept_results, read_result
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.page_state import PageState, page_state
 from app.service import Service
@@ -82,6 +84,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     followed(command(layout.refresh.click, lambda: None, None, None))
     followed(command(layout.view.change, handlers.show_view, layout.view, [layout.chat, layout.tokens]))
     _connect_chats(layout, handlers, command, followed)
+    _connect_compare(layout, handlers, command, followed)
 
     for event in (layout.question.submit, layout.send.click):
         followed(command(event, handlers.ask, asking, [layout.conversation, layout.question, layout.notice]))
@@ -121,6 +124,25 @@ def _connect_chats(layout: Layout, handlers: _Handlers, command: Any, followed: 
     followed(command(gone.then, lambda: _asking(is_asking=False), None, asked))
 
 
+def _connect_compare(layout: Layout, handlers: _Handlers, command: Any, followed: Any) -> None:
+    """Tie the events of the comparison."""
+    compare = layout.compare
+    shown = [compare.result, compare.use]
+    results = [compare.history, compare.other]
+    command(layout.compare_tab.select, handlers.offer_sets, None, [compare.drafter_sets, compare.unfit, *results])
+    started = command(
+        compare.start.click, handlers.compare, {layout.conversation, *compare.inputs()}, layout.compare_notice
+    )
+    command(followed(started).then, handlers.offer_results, None, results)
+    command(compare.cancel.click, handlers.cancel_comparison, None, None)
+    for event in (compare.history.change, compare.other.change):
+        command(event, handlers.show_result, results, shown)
+    used = command(
+        compare.use.click, handlers.use_best, compare.history, [layout.compare_notice, layout.answers.policy]
+    )
+    followed(used)
+
+
 def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
     """Whether the buttons ask for a second thought."""
     return gr.update(visible=not is_asking), gr.update(visible=is_asking), gr.update(visible=is_asking)
@@ -152,6 +174,9 @@ class _Handlers:
             layout.exactness,
             layout.trace,
             layout.chats.entries,
+            layout.compare.progress,
+            layout.compare.start,
+            layout.compare.cancel,
         ]
         """The components that `follow` writes, in the order of `_values_of`."""
 
@@ -257,6 +282,42 @@ class _Handlers:
         shows_tokens = view == TOKEN_VIEW
         return gr.update(visible=not shows_tokens), gr.update(visible=shows_tokens)
 
+    def offer_sets(self) -> tuple[Any, str, Any, Any]:
+        """Returns the drafter sets, why others are not among them, and the results to look at."""
+        return (*set_choices(self._service.loaded), *self.offer_results())
+
+    def offer_results(self) -> tuple[Any, Any]:
+        """Returns the results to choose from, and those to show beside it."""
+        choices = [(result.name, result.id) for result in kept_results()]
+        newest = choices[0][1] if choices else None
+        return gr.update(choices=choices, value=newest), gr.update(choices=[("nothing", ""), *choices], value="")
+
+    def compare(self, values: Values) -> str:
+        conversation = self._service.conversations.get(values[self._layout.conversation])
+        return _attempt(lambda: self._service.compare(self._layout.compare.request(values, conversation)))
+
+    def cancel_comparison(self) -> None:
+        if self._service.last_comparison is not None:
+            self._service.last_comparison.cancel()
+
+    def show_result(self, result_id: str | None, other_id: str | None) -> tuple[str, Any]:
+        result = read_result(result_id or "")
+        if result is None:
+            return compare_view.empty(), gr.update(visible=False)
+        other = read_result(other_id or "")
+        return compare_view.result_view(result, other), gr.update(visible=bool(result.best))
+
+    def use_best(self, result_id: str) -> tuple[str, Any]:
+        """Load the best set of a result, and take its policy over; returns what stood in the way, and the policy."""
+        result = read_result(result_id or "")
+        if result is None or not result.best:
+            return "", gr.skip()
+        choice = replace(
+            self._base, target=result.document["target"], drafters=tuple(result.document["specs"][result.best])
+        )
+        policy = result.document["policies"][result.best].partition(":")[0]
+        return _attempt(lambda: self._service.load(preparation(choice))), policy
+
     def check(self) -> str:
         return _attempt(self._service.check)
 
@@ -325,6 +386,9 @@ def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
         state.exactness,
         state.trace,
         list_update(state.entries, conversation_id),
+        state.comparing,
+        gr.update(visible=not state.is_comparing),
+        gr.update(visible=state.is_comparing),
     )
 
 

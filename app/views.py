@@ -121,9 +121,9 @@ def context_meter(answer: RunSnapshot | None, limit: int) -> str:
     share = min(1.0, used / limit)
     state = "full" if share > 0.9 else "roomy"
     return (
-        f'<div class="q-fill"><div class="q-meter" data-state="{state}" role="meter" '
-        f'aria-label="Context used" aria-valuemin="0" aria-valuemax="{limit}" aria-valuenow="{used}" title="When the context is full the answer ends; '
-        f'nothing is dropped silently"><span style="width:{100 * share:.0f}%"></span></div>'
+        f'<div class="q-fill"><div class="q-meter" data-state="{state}" role="meter" aria-label="Context used" '
+        f'aria-valuemin="0" aria-valuemax="{limit}" aria-valuenow="{used}" title="When the context is full the answer '
+        f'ends; nothing is dropped silently"><span style="width:{100 * share:.0f}%"></span></div>'
         f'<p class="q-small">{used:,} of {limit:,} tokens</p></div>'
     )
 

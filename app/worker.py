@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.comparison import Comparison
 from app.conversations import Conversations
 from app.jobs import Check, JobState, Load, PhaseReport
 from app.run import Run, RunSnapshot
@@ -130,6 +131,23 @@ class Worker:
             job.report("Comparing batches with single tokens", share)
 
         self.exactness = probe(self._loaded.context, reaches_beyond_512=True, progress=report)
+
+    def compare(self, job: Comparison) -> None:
+        """Compare drafter sets on the loaded target; the loaded set is put away for it, and loaded again.
+
+        Raises:
+            QuorumError: no set is loaded, or something the user can mend stood in the way.
+            LoadCancelled: the job was cancelled while loading.
+        """
+        if self._loaded is None:
+            raise NotReady("no model is loaded; choose one and load it, then compare")
+        config = self._loaded.config
+        job.request.plan(config)
+        self.close()
+        try:
+            job.run(config)
+        finally:
+            self._open(config, job.report, None)
 
     def rest(self) -> None:
         """Nothing to do for now: keep what was learnt about this machine."""

@@ -65,6 +65,8 @@ class Row:
     ratio_to_plain: float | None = None
     """Speed against the baseline's on the same prompt in the same round."""
     identical_to_plain: bool | None = None
+    answer: str = ""
+    """What was said, for readers; empty for a peer's."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -162,6 +164,7 @@ def measured(
         time_split_seconds=split,
         look_ahead_hits=metrics.look_ahead_hits,
         look_ahead_misses=metrics.look_ahead_misses,
+        answer=finished.text,
     )
 
 
