@@ -23,6 +23,8 @@ SEPARATOR = "|"
 POLICIES = (("Auto", "auto"), ("Minions", "minions"), ("AdaEDL", "adaedl"), ("Fixed: 3", "fixed:3"))
 OWN, THIS_CHAT = "own text", "this conversation"
 MOST_OF_A_CHAT = 6
+MOST_COMBINED = 3
+"""Draft models that are offered together with look-up; more would seldom be faster, and fill the page."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,9 @@ def set_choices(facts: LoadedFacts | None) -> tuple[Any, str]:
     paths = [str(verdict.path) for verdict in verdicts if verdict.is_worth_choosing]
     sets: list[tuple[str, ...]] = [("ngram", "suffix")]
     sets += [(path,) for path in paths]
-    sets += [("ngram", "suffix", path) for path in paths]
+    sets += [("ngram", "suffix", path) for path in paths[:MOST_COMBINED]]
     if len(paths) > 1:
-        sets.append(("ngram", "suffix", *paths))
+        sets.append(("ngram", "suffix", *paths[:MOST_COMBINED]))
     if facts.config.drafters and facts.config.drafters not in sets:
         sets.insert(0, facts.config.drafters)
     choices = [(_set_name(drafters), SEPARATOR.join(drafters)) for drafters in sets]

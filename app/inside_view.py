@@ -50,11 +50,10 @@ def costs(insight: Insight) -> str:
         f"<li><b>{escape(name)}</b> {ms:.1f} ms a drafted token, {100 * ms / one_ms:.0f} % of a pass</li>"
         for name, ms in insight.draft_ms.items()
     )
-    origin = "kept from an earlier start and refined since" if insight.is_stored else "measured when it was loaded"
     return _card(
         "What a pass costs",
         f"{chart}<p>A pass of one token takes <b>{one_ms:.1f} ms</b>; {bargain}.</p><ul>{drafters}</ul>"
-        f'<p class="q-small">By tokens in the pass, at {insight.used_tokens:,} tokens of context; {origin}. '
+        f'<p class="q-small">By tokens in the pass, at {insight.used_tokens:,} tokens of context. '
         f"Beside the pass, a step takes {insight.overhead_ms:.2f} ms.</p>",
         "cost-card",
     )
@@ -107,8 +106,8 @@ def weights(insight: Insight, run: RunSnapshot | None) -> str:
         f"<tr><th scope='row'>{escape(name)}</th><td>{weight:.2f}</td></tr>" for name, weight in insight.weights.items()
     )
     table = f'<table class="q-table"><tbody>{now}</tbody></table>' if now else "<p>No drafter is loaded.</p>"
-    caption = "over the steps of the last answer; the heaviest is 1" if steps else "the heaviest is 1"
-    return _card("Voting weights", f'{chart}{table}<p class="q-small">Weights {caption}.</p>', "weight-card")
+    caption = "Over the steps of the last answer; the heaviest is 1" if steps else "The heaviest is 1"
+    return _card("Voting weights", f'{chart}{table}<p class="q-small">{caption}.</p>', "weight-card")
 
 
 def exactness(report: ExactnessReport | None, check: Progressed | None) -> str:

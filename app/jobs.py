@@ -116,5 +116,9 @@ class Load(ReportingJob):
         self.prepare = prepare
 
 
+class Unload(Job):
+    """Freeing the loaded set."""
+
+
 class Check(ReportingJob):
     """Measuring how exact the loaded set is."""

@@ -11,7 +11,7 @@ from app import inside_view, views
 from app.chats import ChatList, build_chat_list
 from app.compare_tab import CompareTab, build_compare_tab
 from app.controls import AnswerControls, build_answer_controls
-from app.set_controls import SetControls, build_set_controls
+from app.models_tab import ModelsTab, build_models_tab
 from engine.config import GenerationSettings
 
 EXAMPLES = (
@@ -54,7 +54,9 @@ class Layout:
     compare_tab: gr.Tab
     compare_notice: gr.HTML
     compare: CompareTab
-    sets: SetControls
+    models_tab: gr.Tab
+    models_notice: gr.HTML
+    models: ModelsTab
     answers: AnswerControls
     inside: gr.HTML
     exactness: gr.HTML
@@ -85,8 +87,9 @@ def lay_out(context_tokens: int, defaults: GenerationSettings) -> Layout:
         with gr.Tab("Compare", id=COMPARE_TAB, elem_id="compare-tab", render_children=True) as parts["compare_tab"]:
             parts["compare_notice"] = gr.HTML(elem_id="compare-notice", apply_default_css=False)
             parts["compare"] = build_compare_tab()
-        with gr.Tab("Models", id=MODELS_TAB, elem_id="models-tab", render_children=True):
-            parts["sets"] = build_set_controls(context_tokens)
+        with gr.Tab("Models", id=MODELS_TAB, elem_id="models-tab", render_children=True) as parts["models_tab"]:
+            parts["models_notice"] = gr.HTML(elem_id="models-notice", apply_default_css=False)
+            parts["models"] = build_models_tab(context_tokens)
         with gr.Tab("Inside", id=INSIDE_TAB, elem_id="inside-tab", render_children=True):
             parts |= _inside_tab()
     return Layout(**parts)

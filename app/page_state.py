@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app import compare_view, inside_view, views
+from app import compare_view, inside_view, models_view, views
 from app.conversations import Entry
 from app.service import Service
 from app.token_view import token_view
@@ -37,11 +37,19 @@ class PageState:
     is_comparing: bool
     result_id: str
     """Of the comparison that was finished last; empty before."""
+    errand: str
+    is_on_errand: bool
     entries: tuple[Entry, ...]
 
     @property
     def is_quiet(self) -> bool:
-        return not self.is_answering and not self.is_loading and not self.is_checking and not self.is_comparing
+        return (
+            not self.is_answering
+            and not self.is_loading
+            and not self.is_checking
+            and not self.is_comparing
+            and not self.is_on_errand
+        )
 
 
 def page_state(service: Service, conversation_id: str, words: str = "", *, shows_tokens: bool = False) -> PageState:
@@ -62,6 +70,7 @@ def page_state(service: Service, conversation_id: str, words: str = "", *, shows
     loaded, insight = service.loaded, service.insight
     is_loading = load is not None and not load.is_over
     check = service.last_check
+    errand = service.errands.last
     comparison = service.last_comparison
     cards = inside_view.empty()
     if insight is not None:
@@ -86,5 +95,7 @@ def page_state(service: Service, conversation_id: str, words: str = "", *, shows
         comparing=compare_view.progress(comparison.peek_comparison() if comparison else None),
         is_comparing=comparison is not None and not comparison.is_over,
         result_id=comparison.result_id if comparison and comparison.is_over else "",
+        errand=models_view.errand(errand),
+        is_on_errand=errand is not None and not errand.is_over,
         entries=service.conversations.find(words),
     )

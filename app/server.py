@@ -24,6 +24,8 @@ from app.service import Service
 from engine.config import GenerationSettings
 from engine.errors import EnvironmentProblem
 from models.folders import data_folder
+from models.library import STARTER_NAME
+from models.starter import is_present
 
 PORTS_TRIED = 20
 SHUTDOWN_S = 2
@@ -95,7 +97,8 @@ def serve(
     conversations = Conversations(data_folder() / "conversations.sqlite3")
     service = Service(conversations)
     try:
-        service.load(preparation(choice))
+        if choice.target != STARTER_NAME or is_present():
+            service.load(preparation(choice))
 
         def announce() -> None:
             print(f"Quorum is ready at {url} (Ctrl-C ends it)", flush=True)

@@ -14,7 +14,8 @@ from collections import deque
 
 from app.comparison import Comparison, ComparisonRequest
 from app.conversations import Conversations
-from app.jobs import Check, Job, JobState, Load, Preparation
+from app.errands import Errands
+from app.jobs import Check, Job, JobState, Load, Preparation, Unload
 from app.run import GRACE_S, Clock, Run
 from app.trace import TracedStep
 from app.worker import LoadedFacts, NotReady, Worker
@@ -44,6 +45,7 @@ class Service:
         self._load: Load | None = None
         self._check: Check | None = None
         self._comparison: Comparison | None = None
+        self.errands = Errands()
         self._is_closed = False
         self._worker = Worker(conversations)
         self._thread = threading.Thread(target=self._work, name="quorum-worker")
@@ -175,6 +177,12 @@ class Service:
                 Run(conversation_id, turn, settings, self._clock, self._grace_s, last.answer, last.tokens)
             )
 
+    def unload(self) -> Unload:
+        """Free the loaded set when the running answer is done."""
+        job = Unload()
+        self._enqueue(job)
+        return job
+
     def check(self) -> Check:
         """Measure how exact the loaded set is, when the running answer is done."""
         with self._wake:
@@ -222,6 +230,7 @@ class Service:
             if job is not None:
                 job.cancel()
         self._thread.join()
+        self.errands.close()
 
     def _require_ready(self, conversation_id: str) -> None:
         run = self._runs.get(conversation_id)
@@ -289,6 +298,8 @@ class Service:
             elif isinstance(job, Comparison):
                 self._worker.compare(job)
                 state = JobState.CANCELLED if job.cancelled.is_set() else JobState.DONE
+            elif isinstance(job, Unload):
+                self._worker.close()
             elif isinstance(job, Check):
                 self._worker.check(job)
             elif isinstance(job, Run):

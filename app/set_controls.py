@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,11 @@ class SetControls:
         if not target:
             raise SettingError("no target is chosen; pick one, or give the path of a GGUF file")
         paths = (path.strip() for path in (values[self.drafter_paths] or "").split(","))
-        return SetChoice(
+        return replace(
+            base,
             target=target,
             drafters=(*values[self.drafters], *filter(None, paths)),
             context_tokens=whole_number(values[self.context_tokens], self.context_tokens.label) or 0,
-            placement=base.placement,
-            exactness=base.exactness,
         )
 
 
@@ -80,7 +79,7 @@ def build_set_controls(context_tokens: int = DEFAULT_CONTEXT_TOKENS) -> SetContr
             elem_id="context-tokens",
         )
         with gr.Row():
-            load = gr.Button("Load model", variant="secondary", elem_id="load-model", min_width=120)
+            load = gr.Button("Load model", variant="primary", elem_id="load-model", min_width=120)
             cancel = gr.Button("Stop loading", variant="stop", visible=False, elem_id="cancel-load", min_width=120)
     return SetControls(target, target_path, drafters, drafter_paths, unfit, context, load, cancel)
 

@@ -15,22 +15,27 @@ from typing import Any
 
 import gradio as gr
 
-from app import compare_view, views
+from app import compare_view, models_view, views
 from app.chats import export_links, list_update
 from app.choices import SetChoice, preparation
 from app.compare_tab import set_choices
 from app.comparison import kept_results, read_result
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
+from app.models_tab import adding, deriving, fetching
 from app.page_state import PageState, page_state
 from app.service import Service
 from app.set_controls import drafter_updates, target_update
-from engine.config import GenerationSettings
+from engine.config import GenerationSettings, ModelPlacement, SetConfig
 from engine.errors import QuorumError
-from models.library import STARTER_NAME
+from engine.loader import FREE_DRAFTERS
+from models.budget import forecast
+from models.catalogue import recommended, this_machine
+from models.library import STARTER_NAME, list_models, resolve
 
 UPDATE_INTERVAL_S = 0.125
 """Eight updates per second: smooth to the eye, and cheap for the machine that is also computing the answer."""
 SHORTEST_PAUSE_S = 0.03
+UNLOAD_PATIENCE_S = 5.0
 WATCHED_S = 2.0
 """A running answer that was read so lately is being watched by another page."""
 
@@ -73,7 +78,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
             api_visibility="private",
         )
 
-    sets = layout.sets
+    sets = layout.models.sets
     asking = {layout.conversation, layout.question, layout.chat, *layout.answers.all()}
 
     stored = [layout.conversation, layout.last_conversation]
@@ -85,6 +90,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     followed(command(layout.view.change, handlers.show_view, layout.view, [layout.chat, layout.tokens]))
     _connect_chats(layout, handlers, command, followed)
     _connect_compare(layout, handlers, command, followed)
+    _connect_models(layout, handlers, command, followed)
 
     for event in (layout.question.submit, layout.send.click):
         followed(command(event, handlers.ask, asking, [layout.conversation, layout.question, layout.notice]))
@@ -97,7 +103,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     command(layout.stop.click, handlers.stop, layout.conversation, None)
 
     for asked in (
-        command(sets.load.click, handlers.load, sets.inputs(), layout.notice),
+        command(sets.load.click, handlers.load, sets.inputs(), layout.models_notice),
         command(layout.load_again.click, handlers.load_again, None, layout.notice),
         command(layout.starter.click, handlers.load_starter, None, layout.notice),
     ):
@@ -143,6 +149,25 @@ def _connect_compare(layout: Layout, handlers: _Handlers, command: Any, followed
     followed(used)
 
 
+def _connect_models(layout: Layout, handlers: _Handlers, command: Any, followed: Any) -> None:
+    """Tie the events of the model files."""
+    models, sets = layout.models, layout.models.sets
+    listed = [models.installed, models.suits]
+    command(layout.models_tab.select, handlers.list_installed, None, listed)
+    for event in (layout.models_tab.select, sets.drafters.input, sets.context_tokens.blur, sets.target.input):
+        command(event, handlers.foresee, sets.inputs(), models.memory)
+    for asked in (
+        command(models.fetch.click, handlers.fetch, models.what, layout.models_notice),
+        command(models.derive.click, handlers.derive, sets.target, layout.models_notice),
+        command(models.add.click, handlers.add_folder, models.folder, layout.models_notice),
+        command(models.unload.click, handlers.unload, None, layout.models_notice),
+    ):
+        done = command(followed(asked).then, handlers.list_installed, None, listed)
+        command(done.then, handlers.offer_targets, None, sets.target)
+        command(done.then, handlers.offer_drafters, sets.target, [sets.drafters, sets.unfit])
+    command(models.cancel.click, handlers.cancel_errand, None, None)
+
+
 def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
     """Whether the buttons ask for a second thought."""
     return gr.update(visible=not is_asking), gr.update(visible=is_asking), gr.update(visible=is_asking)
@@ -167,7 +192,7 @@ class _Handlers:
             layout.stop,
             layout.retry,
             layout.resume,
-            layout.sets.cancel,
+            layout.models.sets.cancel,
             layout.load_again,
             layout.welcome,
             layout.inside,
@@ -177,6 +202,8 @@ class _Handlers:
             layout.compare.progress,
             layout.compare.start,
             layout.compare.cancel,
+            layout.models.errand,
+            layout.models.cancel,
         ]
         """The components that `follow` writes, in the order of `_values_of`."""
 
@@ -282,6 +309,43 @@ class _Handlers:
         shows_tokens = view == TOKEN_VIEW
         return gr.update(visible=not shows_tokens), gr.update(visible=shows_tokens)
 
+    def list_installed(self) -> tuple[str, str]:
+        """Returns what is installed, and what suits this machine."""
+        loaded = self._service.loaded
+        machine = this_machine()
+        return (
+            models_view.installed(list_models(), str(loaded.config.target) if loaded else ""),
+            models_view.recommendation(machine, recommended(machine)),
+        )
+
+    def foresee(self, values: Values) -> str:
+        """What the set that is chosen would take."""
+        try:
+            choice = self._layout.models.sets.choice(values, self._base)
+            drafters = tuple(name if name in FREE_DRAFTERS else str(resolve(name)) for name in choice.drafters or ())
+            placement = choice.placement or ModelPlacement()
+            return models_view.memory(
+                forecast(SetConfig(resolve(choice.target), drafters, choice.context_tokens, placement))
+            )
+        except QuorumError:
+            return ""  # loading says what is wrong with the choice
+
+    def fetch(self, what: str) -> str:
+        return _attempt(lambda: self._service.errands.begin(fetching(what)))
+
+    def derive(self, target: str) -> str:
+        return _attempt(lambda: self._service.errands.begin(deriving(target)))
+
+    def add_folder(self, folder: str) -> str:
+        return _attempt(lambda: adding(folder or ""))
+
+    def unload(self) -> str:
+        return _attempt(lambda: self._service.unload().wait_until_over(UNLOAD_PATIENCE_S))
+
+    def cancel_errand(self) -> None:
+        if self._service.errands.last is not None:
+            self._service.errands.last.cancel()
+
     def offer_sets(self) -> tuple[Any, str, Any, Any]:
         """Returns the drafter sets, why others are not among them, and the results to look at."""
         return (*set_choices(self._service.loaded), *self.offer_results())
@@ -325,7 +389,7 @@ class _Handlers:
         return _attempt(lambda: self._service.load(preparation(replace(self._base, target=STARTER_NAME))))
 
     def load(self, values: Values) -> str:
-        return _attempt(lambda: self._service.load(preparation(self._layout.sets.choice(values, self._base))))
+        return _attempt(lambda: self._service.load(preparation(self._layout.models.sets.choice(values, self._base))))
 
     def load_again(self) -> str:
         load = self._service.last_load
@@ -389,6 +453,8 @@ def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
         state.comparing,
         gr.update(visible=not state.is_comparing),
         gr.update(visible=state.is_comparing),
+        state.errand,
+        gr.update(visible=state.is_on_errand),
     )
 
 

@@ -49,8 +49,6 @@ class Insight:
     weights: Mapping[str, float]
     """Voting weights, by drafter."""
     forecasts: tuple[RateForecast, ...]
-    is_stored: bool
-    """Whether the cost curve came from disk."""
 
 
 def insight(
@@ -87,7 +85,6 @@ def insight(
         draft_ms={name: learning.cost.draft_ms((name,)) for name in models},
         weights={name: weights[name] for name in loaded.panel.names},
         forecasts=tuple(forecasts),
-        is_stored=learning.cost.is_stored,
     )
 
 

@@ -397,3 +397,31 @@ def test_inside_shows_costs_exactness_and_a_trace(page: Page) -> None:
     with page.expect_download() as download:
         page.locator("#trace a").click()
     assert download.value.suggested_filename == "quorum-trace.json"
+
+
+def test_sets_are_compared_and_the_result_is_kept(page: Page) -> None:
+    open_tab(page, "Compare")
+    expect(page.locator("#compare-sets")).to_contain_text("ngram + suffix")
+    for category in ("chat", "code"):
+        page.locator("#compare-prompts").get_by_label(category, exact=True).uncheck()
+    page.locator("#compare-start").click()
+    expect(page.locator("#compare-notice .q-alert")).to_contain_text("at least one prompt")
+    page.locator("#compare-prompts").get_by_label("own text").check()
+    page.locator("#compare-own textarea").fill("Name three rivers and three towns on them.")
+    page.locator("#compare-tokens :is(input, textarea)").fill("24")
+    page.locator("#compare-tokens :is(input, textarea)").press("Tab")
+    page.wait_for_timeout(1000)
+    page.locator("#compare-start").click()
+    expect(page.locator("#compare-cancel")).to_be_visible()
+    expect(page.locator("#advice")).to_be_visible()
+    expect(page.locator("#figures-card tbody tr")).to_have_count(2)
+    expect(page.locator("#figures-card")).to_contain_text("✓ 1 of 1")
+    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    page.locator("#answers-card summary").first.click()
+    expect(page.locator("#answers-card h4")).to_have_count(2)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="PNG").click()
+    assert download.value.path().read_bytes().startswith(b"\x89PNG")
+    page.reload()
+    open_tab(page, "Compare")
+    expect(page.locator("#advice")).to_be_visible()
