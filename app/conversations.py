@@ -47,6 +47,7 @@ CREATE TABLE turns (
     answer TEXT NOT NULL DEFAULT '',
     finish_reason TEXT,
     note TEXT NOT NULL DEFAULT '',
+    thinking TEXT NOT NULL DEFAULT '',
     model TEXT NOT NULL DEFAULT '',
     tokens TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (conversation, number)
@@ -91,6 +92,8 @@ class Turn:
     model: str = ""
     """What answered."""
     tokens: tuple[AnswerToken, ...] = ()
+    thinking: str = ""
+    """The thought that preceded the answer; no part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class Conversations:
             if row is None:
                 return None
             turns = self._database.execute(
-                "SELECT question, answer, finish_reason, note, model, tokens FROM turns "
+                "SELECT question, answer, finish_reason, note, model, tokens, thinking FROM turns "
                 "WHERE conversation = ? ORDER BY number",
                 (conversation_id,),
             ).fetchall()
@@ -362,7 +365,7 @@ class Conversations:
 
 def _write_turn(database: sqlite3.Connection, conversation_id: str, index: int, turn: Turn) -> None:
     database.execute(
-        "UPDATE turns SET question = ?, answer = ?, finish_reason = ?, note = ?, model = ?, tokens = ? "
+        "UPDATE turns SET question = ?, answer = ?, finish_reason = ?, note = ?, model = ?, tokens = ?, thinking = ? "
         "WHERE conversation = ? AND number = ?",
         (
             turn.question,
@@ -371,6 +374,7 @@ def _write_turn(database: sqlite3.Connection, conversation_id: str, index: int, 
             turn.note,
             turn.model,
             _tokens_text(turn.tokens),
+            turn.thinking,
             conversation_id,
             index,
         ),
@@ -380,8 +384,8 @@ def _write_turn(database: sqlite3.Connection, conversation_id: str, index: int, 
 
 
 def _turn_of(row: tuple[Any, ...]) -> Turn:
-    question, answer, reason, note, model, tokens = row
-    return Turn(question, answer, FinishReason(reason) if reason else None, note, model, _tokens_of(tokens))
+    question, answer, reason, note, model, tokens, thinking = row
+    return Turn(question, answer, FinishReason(reason) if reason else None, note, model, _tokens_of(tokens), thinking)
 
 
 def _tokens_text(tokens: Sequence[AnswerToken]) -> str:

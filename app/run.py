@@ -53,6 +53,8 @@ class RunSnapshot:
     revision: int
     state: JobState
     text: str = ""
+    thinking: str = ""
+    """The thought that precedes the answer."""
     prefill: PrefillProgress | None = None
     steps: tuple[StepReading, ...] = ()
     tokens: tuple[AnswerToken, ...] = ()
@@ -100,6 +102,7 @@ class Run(Job):
         self._read_at = clock()
         self._waiting_readers = 0
         self._text = [begun]
+        self._thinking: list[str] = []
         self._tokens = list(begun_tokens)
         self._begun_tokens = len(self._tokens)
         self._traced: deque[StepDone] = deque(maxlen=TRACED_STEPS)
@@ -159,11 +162,13 @@ class Run(Job):
                 self._speculation = event.state
                 if isinstance(event, Finished):
                     self._text = [self.begun, event.text]
+                    self._thinking = [event.thinking]
                     del self._tokens[self._begun_tokens + len(event.token_ids) :]
                     self._finish_reason = event.reason
                 else:
                     batch = tuple(map(_answer_token, event.tokens, event.token_texts))
                     self._text.append(event.text)
+                    self._thinking.append(event.thinking)
                     self._tokens += batch
                     self._traced.append(event)
                     weights = tuple(drafter.weight for drafter in event.metrics.drafters)
@@ -198,6 +203,7 @@ class Run(Job):
             revision=self._revision,
             state=self._state,
             text="".join(self._text),
+            thinking="".join(self._thinking),
             prefill=self._prefill,
             steps=tuple(self._steps),
             tokens=tuple(self._tokens),

@@ -48,14 +48,21 @@ def transcript(turns: Sequence[Turn], running: RunSnapshot | None, ahead: Sequen
     for index, turn in enumerate(turns):
         messages.append({"role": "user", "content": turn.question})
         if running is not None and index == len(turns) - 1:
-            messages.append({"role": "assistant", "content": running.text or _waiting_for(running, ahead)})
+            messages.append(
+                {"role": "assistant", "content": said(running.thinking, running.text) or _waiting_for(running, ahead)}
+            )
             continue
-        if turn.answer:
-            messages.append({"role": "assistant", "content": turn.answer})
+        if turn.answer or turn.thinking:
+            messages.append({"role": "assistant", "content": said(turn.thinking, turn.answer)})
         note = turn.note or ("" if turn.answer else "stopped before it began")
         if note:
             messages.append({"role": "assistant", "content": f'<span class="q-note">{escape(note)}</span>'})
     return messages
+
+
+def said(thinking: str, answer: str) -> str:
+    """An answer as the chat shows it, its thought folded."""
+    return f"<think>{thinking}</think>\n{answer}" if thinking.strip() else answer
 
 
 def _waiting_for(running: RunSnapshot, ahead: Sequence[Job]) -> str:
@@ -68,6 +75,8 @@ def progress_of(running: RunSnapshot, ahead: Sequence[Job]) -> str:
         if any(isinstance(job, Load) for job in ahead):
             return "Waiting for the model to load"
         return f"In the queue: {len(ahead)} answer{'s' if len(ahead) != 1 else ''} ahead" if ahead else "Next in line"
+    if running.thinking and not running.text:
+        return "Thinking"
     if running.text or running.steps:
         return "Answering"
     prefill = running.prefill
@@ -122,8 +131,8 @@ def context_meter(answer: RunSnapshot | None, limit: int) -> str:
     state = "full" if share > 0.9 else "roomy"
     return (
         f'<div class="q-fill"><div class="q-meter" data-state="{state}" role="meter" aria-label="Context used" '
-        f'aria-valuemin="0" aria-valuemax="{limit}" aria-valuenow="{used}" title="When the context is full the answer '
-        f'ends; nothing is dropped silently"><span style="width:{100 * share:.0f}%"></span></div>'
+        f'aria-valuemin="0" aria-valuemax="{limit}" aria-valuenow="{used}" title="When it is full, the '
+        f'oldest turns make room for the next answer"><span style="width:{100 * share:.0f}%"></span></div>'
         f'<p class="q-small">{used:,} of {limit:,} tokens</p></div>'
     )
 

@@ -111,6 +111,7 @@ class Worker:
                 note=note,
                 model=model,
                 tokens=answer.tokens,
+                thinking=turn.thinking if run.begun else answer.thinking,
             )
             self._conversations.set_turn(run.conversation_id, run.turn, kept)
         return JobState.CANCELLED if answer.finish_reason is FinishReason.CANCELLED else JobState.DONE
