@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
 
 from engine.config import SetConfig
@@ -425,3 +426,40 @@ def test_sets_are_compared_and_the_result_is_kept(page: Page) -> None:
     page.reload()
     open_tab(page, "Compare")
     expect(page.locator("#advice")).to_be_visible()
+
+
+OURS = (
+    "#status",
+    "#live",
+    "#tokens",
+    "#inside",
+    "#exactness",
+    "#trace",
+    "#compare-view",
+    "#installed",
+    "#memory",
+    "#meter",
+)
+"""What is written here; the rest is Gradio's own markup."""
+
+
+@pytest.mark.parametrize("name", ["Chat", "Compare", "Models", "Inside"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_we_write_has_no_serious_accessibility_finding(page: Page, name: str, scheme: str) -> None:
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.reload()
+    expect(page.locator("#status .q-loaded b")).to_be_visible()
+    open_tab(page, name)
+    page.wait_for_timeout(1500)
+    found = Axe().run(page).response["violations"]
+    ours = [
+        (finding["id"], node["target"])
+        for finding in found
+        if finding["impact"] in ("serious", "critical")
+        for node in finding["nodes"]
+        if any(page.evaluate(IS_WITHIN, [node["target"][0], part]) for part in OURS)
+    ]
+    assert ours == []
+
+
+IS_WITHIN = "([selector, part]) => Boolean(document.querySelector(selector)?.closest(part))"

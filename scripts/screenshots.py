@@ -1,0 +1,112 @@
+"""Make the README's screenshots: start Quorum as a user does, ask something, and picture its tabs in light and dark.
+
+Run from the repository: `python scripts/screenshots.py`. Needs playwright and a Chromium, as the browser test does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "screenshots"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATIENCE_MS = 180_000
+WIDTH, HEIGHT = 1280, 800
+QUESTION = "Write a Python function that adds the numbers of a list, then write it again with a docstring."
+MOST_TOKENS = "160"
+
+
+def main() -> None:
+    """Make all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("options", nargs="*", help="for launch.py, after --, such as -- --target MODEL --drafters LIST")
+    options = parser.parse_args().options
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        sys.exit(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, "-u", "launch.py", "--no-browser", *options], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url = _url(process)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+            _picture(browser, url, "light", asks=True)
+            _picture(browser, url, "dark", asks=False)
+            browser.close()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+def _url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if match := re.search(r"ready at (http://\S+)", line):
+            return match[1]
+    sys.exit("the server ended before it was ready")
+
+
+def _picture(browser: Browser, url: str, scheme: str, *, asks: bool) -> None:
+    context = browser.new_context(
+        color_scheme="dark" if scheme == "dark" else "light", viewport={"width": WIDTH, "height": HEIGHT}
+    )
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(url)
+    page.wait_for_selector("#status .q-loaded b")
+    if asks:
+        _ask(page)
+        _compare(page)
+    else:
+        page.locator("#chat-list label").first.click()
+        page.wait_for_selector("#retry:visible")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=PICTURES / f"chat-{scheme}.png")
+    page.locator("#answer-view label").nth(1).click()
+    page.wait_for_selector("#tokens .q-tokens")
+    page.wait_for_timeout(700)
+    page.screenshot(path=PICTURES / f"tokens-{scheme}.png")
+    for name in ("Compare", "Models", "Inside"):
+        page.get_by_role("tab", name=name, exact=True).click()
+        page.wait_for_timeout(3000)
+        page.screenshot(path=PICTURES / f"{name.lower()}-{scheme}.png")
+    context.close()
+
+
+def _ask(page: Page) -> None:
+    page.locator("#sampling-section button").first.click()
+    page.locator("#temperature input[type=number]").fill("0")
+    page.locator("#max-tokens :is(input, textarea)").fill(MOST_TOKENS)
+    page.keyboard.press("Tab")
+    page.wait_for_timeout(1000)
+    page.locator("#sampling-section button").first.click()
+    page.locator("#message textarea").fill(QUESTION)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#stop:visible")
+    page.wait_for_selector("#retry:visible")
+
+
+def _compare(page: Page) -> None:
+    page.get_by_role("tab", name="Compare", exact=True).click()
+    page.wait_for_selector("#compare-sets label")
+    page.locator("#compare-tokens :is(input, textarea)").fill("64")
+    page.keyboard.press("Tab")
+    page.wait_for_timeout(1000)
+    page.locator("#compare-start").click()
+    page.wait_for_selector("#advice")
+    page.wait_for_selector("#compare-start:visible")
+    page.get_by_role("tab", name="Chat", exact=True).click()
+
+
+if __name__ == "__main__":
+    main()
