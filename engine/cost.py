@@ -27,6 +27,8 @@ CALIBRATION_BUDGET_S = 8.0
 DOUBT_ROUNDS = 3
 DOUBT_FACTOR = 1.6
 """Kernels make 3 tokens cost up to 1.4 times what 4 do; more than this is noise and is measured again."""
+AS_FAST_FACTOR = 1.05
+"""Times closer than this are not told apart."""
 LEARNING_RATE = 0.08
 OUTLIER_FACTOR = 2.5
 """A pass this many times slower than foretold met something else on the machine and counts as that much at most."""
@@ -64,6 +66,8 @@ class CostModel:
     """Per drafted token, by drafter set (names joined)."""
     _read: dict[str, Mean] = field(default_factory=dict)
     """Per token that a drafter reads in bulk."""
+    _draft_threads: dict[str, int] = field(default_factory=dict)
+    """With how many threads a drafter that drafts alone is fastest."""
     _overhead: Mean = field(default_factory=lambda: Mean(0.3))
     clock: Callable[[], float] = time.perf_counter
     """Seconds; everything that is timed is timed by it, so that a replay can bring its own."""
@@ -139,9 +143,23 @@ class CostModel:
         if tokens:
             self._read.setdefault(name, Mean(elapsed_ms / tokens)).learn(elapsed_ms / tokens)
 
+    def draft_threads(self, name: str) -> int | None:
+        """With how many threads this drafter was fastest when it drafted alone; None where that is not known."""
+        return self._draft_threads.get(name)
+
+    def set_drafter(self, name: str, elapsed_ms: Mapping[int, float]) -> None:
+        """Take measured times per drafted token, by threads.
+
+        Fewer threads are preferred where they are as fast: they leave more to others and wait less for each other.
+        """
+        fastest_ms = min(elapsed_ms.values())
+        threads = min(count for count, own_ms in elapsed_ms.items() if own_ms <= AS_FAST_FACTOR * fastest_ms)
+        self._draft_threads[name] = threads
+        self._draft[name] = Mean(elapsed_ms[threads], CALIBRATION_ROUNDS)
+
     def knows_drafter(self, name: str) -> bool:
         """Whether this drafter has been timed on this machine."""
-        return name in self._draft and name in self._read
+        return name in self._draft_threads and name in self._read
 
     @property
     def overhead_ms(self) -> float:
@@ -166,6 +184,7 @@ class CostModel:
             "slope": self._slope,
             "draft": {name: mean.value for name, mean in self._draft.items()},
             "read": {name: mean.value for name, mean in self._read.items()},
+            "draft_threads": self._draft_threads,
         }
 
     @classmethod
@@ -178,6 +197,7 @@ class CostModel:
         model = cls()
         for sequences, tokens, value in data["base"]:
             model._base[int(sequences), int(tokens)] = _stored_mean(value)
+        model._draft_threads = {str(name): max(1, int(count)) for name, count in dict(data["draft_threads"]).items()}
         model._slope = float(data["slope"])
         model._draft = {str(name): _stored_mean(value) for name, value in dict(data["draft"]).items()}
         model._read = {str(name): _stored_mean(value) for name, value in dict(data["read"]).items()}
@@ -255,7 +275,7 @@ def _doubtful(fastest: Mapping[int, float]) -> list[int]:
 class CostStore:
     """Cost models on disk: one JSON file, one entry for each model, device, thread count and llama.cpp version."""
 
-    VERSION = 1
+    VERSION = 2
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

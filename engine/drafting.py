@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,6 +19,7 @@ from engine.vote import vote
 
 MEASURED_READ_TOKENS = 64
 MEASURED_DRAFT_TOKENS = 6
+MEASURED_DRAFTS = 3
 
 KeepFor = Callable[[str], KeepDrafting]
 """The length rule's question, for a named drafter."""
@@ -98,6 +101,15 @@ class Panel:
         futures = [(drafter.name, drafter.start(request(drafter))) for drafter in drafters]
         return [self._result(name, future) for name, future in futures]
 
+    def threads(self, drafter: Drafter, sharers: int, cost: CostModel) -> int:
+        """How many threads a drafter uses beside others.
+
+        Alone, as many as make it fastest; at the same time as others, its share: threads that wait for each other's
+        cores are slower than fewer threads.
+        """
+        alone = cost.draft_threads(drafter.name) or drafter.threads
+        return min(alone, max(1, drafter.threads // sharers))
+
     def _result(self, name: str, future: Future[Draft]) -> Draft:
         try:
             return future.result()
@@ -133,19 +145,36 @@ class Panel:
                 continue
             drafter.begin(range(MEASURED_READ_TOKENS))
             self.catch_up((drafter.name,), MEASURED_READ_TOKENS, cost, cancel)
-            request = DraftRequest((), MEASURED_DRAFT_TOKENS, always, cancel)
-            for length in (MEASURED_READ_TOKENS, MEASURED_READ_TOKENS - 1):
-                drafter.truncate(length)
-                started = cost.clock()
-                self._result(drafter.name, drafter.start(request))
-                cost.observe_draft((drafter.name,), drafter.last_passes, (cost.clock() - started) * 1e3)
+            drafted_ms = {
+                threads: self._drafted_ms(drafter, threads, cost, cancel)
+                for threads in sorted({1, max(1, drafter.threads // 2), drafter.threads})
+            }
+            if drafter.name not in self.failures:
+                cost.set_drafter(drafter.name, drafted_ms)
             drafter.forget()
 
-    def start_look_ahead(self, names: Sequence[str], path: tuple[int, ...], max_tokens: int) -> LookAheadRun | None:
+    def _drafted_ms(self, drafter: Drafter, threads: int, cost: CostModel, cancel: threading.Event) -> float:
+        """The least time per pass of some short drafts, each begun at another place."""
+        request = DraftRequest((), MEASURED_DRAFT_TOKENS, always, cancel, threads)
+        fastest_ms = math.inf
+        for length in range(MEASURED_READ_TOKENS, MEASURED_READ_TOKENS - MEASURED_DRAFTS, -1):
+            drafter.truncate(length)
+            started = cost.clock()
+            self._result(drafter.name, drafter.start(request))
+            fastest_ms = min(fastest_ms, (cost.clock() - started) * 1e3 / max(1, drafter.last_passes))
+        drafter.begin(range(MEASURED_READ_TOKENS))
+        return fastest_ms
+
+    def start_look_ahead(
+        self, names: Sequence[str], path: tuple[int, ...], max_tokens: int, cost: CostModel
+    ) -> LookAheadRun | None:
         """Let drafters draft beyond a path that is being verified; None when nobody can."""
         stop = threading.Event()
-        request = DraftRequest(path, max_tokens, always, stop)
-        futures = {drafter.name: drafter.start_look_ahead(request) for drafter in self.named(names)}
+        futures = {}
+        for drafter in self.named(names):
+            threads = self.threads(drafter, len(names) + 1, cost)
+            request = DraftRequest(path, max_tokens, always, stop, threads)
+            futures[drafter.name] = drafter.start_look_ahead(request)
         running = {name: future for name, future in futures.items() if future is not None}
         return LookAheadRun(running, stop) if running else None
 
@@ -198,7 +227,13 @@ class DraftApart(Drafting):
     ) -> Ballot:
         started = self._cost.clock()
         drafters = self._panel.named(names)
-        drafts = self._panel.ask(drafters, lambda drafter: DraftRequest((), length, keep(drafter.name), cancel))
+        sharers = len(drafters)
+
+        def request(drafter: Drafter) -> DraftRequest:
+            threads = self._panel.threads(drafter, sharers, self._cost)
+            return DraftRequest((), length, keep(drafter.name), cancel, threads)
+
+        drafts = self._panel.ask(drafters, request)
         drafted = self._cost.clock()
         draft_ms = (drafted - started) * 1e3
         self._cost.observe_draft(names, max((drafter.last_passes for drafter in drafters), default=0), draft_ms)
@@ -229,8 +264,7 @@ class DraftTogether(Drafting):
             started = self._cost.clock()
             drafters = [*self._panel.named(names), *self._panel.free]
             path = tuple(step.tokens[0] for step in steps)
-            request = DraftRequest(path, 1, always, cancel)
-            drafts = self._panel.ask(drafters, lambda _drafter, request=request: request)  # type: ignore[misc]
+            drafts = self._panel.ask(drafters, functools.partial(self._request, path, len(names), cancel))
             drafted = self._cost.clock()
             chosen = vote(drafts, weights)
             draft_ms += (drafted - started) * 1e3
@@ -258,6 +292,9 @@ class DraftTogether(Drafting):
             match_length=steps[0].match_length,
         )
         return Ballot(voted, proposals, draft_ms, vote_ms)
+
+    def _request(self, path: tuple[int, ...], sharers: int, cancel: threading.Event, drafter: Drafter) -> DraftRequest:
+        return DraftRequest(path, 1, always, cancel, self._panel.threads(drafter, max(1, sharers), self._cost))
 
 
 def make_drafting(mode: VoteMode, panel: Panel, cost: CostModel) -> Drafting:

@@ -192,7 +192,7 @@ class Pipeline:
     def _start_look_ahead(self, plan: Plan, sent: TokenTree) -> LookAheadRun | None:
         if not plan.look_ahead or not sent.trunk.tokens:
             return None
-        return self._panel.start_look_ahead(plan.drafters, sent.trunk.tokens, LONGEST_DRAFT + 1)
+        return self._panel.start_look_ahead(plan.drafters, sent.trunk.tokens, LONGEST_DRAFT + 1, self._learning.cost)
 
     def _verify(self, sent: TokenTree, ahead: LookAheadRun | None) -> Verification:
         try:

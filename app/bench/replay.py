@@ -63,6 +63,7 @@ class ReplayTarget:
     clock: ReplayClock
     length_tokens: int = 0
     context_tokens: int = 1 << 20
+    parked_tokens: int = 0
     model: Any = field(
         default_factory=lambda: SimpleNamespace(can_roll_back=True, vocabulary=SimpleNamespace(end_tokens=frozenset()))
     )
@@ -77,6 +78,9 @@ class ReplayTarget:
 
     def truncate(self, _sequence: int, length: int) -> None:
         self.length_tokens = length
+
+    def allowed_length(self, draft: Sequence[int]) -> int:
+        return len(draft)
 
     def match(self, _context: Context, draft: Sequence[int], _first_output: int) -> tuple[int, int]:
         start = self.length_tokens - len(draft)
@@ -207,7 +211,7 @@ def cost_model(costs: ReplayCosts, clock: Callable[[], float]) -> CostModel:
     for size in CALIBRATED_SIZES:
         model.set_base(size, costs.pass_ms[size])
     for name, elapsed_ms in costs.draft_ms.items():
-        model.observe_draft((name,), 1, elapsed_ms)
+        model.set_drafter(name, {1: elapsed_ms})
         model.observe_read(name, 1, costs.read_ms[name])
     return model
 

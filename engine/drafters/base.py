@@ -29,6 +29,8 @@ class DraftRequest:
     keep_drafting: KeepDrafting
     cancel: threading.Event
     """Set to end the draft after the token in hand."""
+    threads: int | None = None
+    """Processor threads to use, for drafters that compute; None for as many as the drafter was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ class Drafter(ABC):
     def start_look_ahead(self, request: DraftRequest) -> Future[Draft] | None:
         """Draft beyond tokens that are still being verified; None where running ahead has no use."""
         return None
+
+    @property
+    def threads(self) -> int:
+        """Processor threads it was given."""
+        return 1
 
     @property
     def last_passes(self) -> int:

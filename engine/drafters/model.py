@@ -169,6 +169,10 @@ class ModelDrafter(Drafter):
         return len(self._committed) - self._known
 
     @property
+    def threads(self) -> int:
+        return self._context.settings.threads
+
+    @property
     def last_passes(self) -> int:
         return self._passes
 
@@ -195,6 +199,7 @@ class ModelDrafter(Drafter):
 
     def _draft(self, request: DraftRequest) -> Draft:
         self._passes = 0
+        self._context.set_threads(request.threads or self.threads)
         goal = [*self._committed, *request.path]
         self._settle_branch(goal)
         try:
@@ -206,6 +211,7 @@ class ModelDrafter(Drafter):
 
     def _look_ahead(self, request: DraftRequest) -> Draft:
         """Draft on a copy of the mirror, which the next `_draft` keeps if the verdict agrees with it."""
+        self._context.set_threads(request.threads or self.threads)
         goal = [*self._committed, *request.path]
         self._drop_branch()
         mirror = self._mirror
@@ -216,6 +222,7 @@ class ModelDrafter(Drafter):
         return self._continue(branch, len(goal), request)
 
     def _catch_up(self, max_tokens: int, cancel: threading.Event) -> int:
+        self._context.set_threads(self.threads)
         self._drop_branch()
         before = self._match(self._mirror, self._committed)
         self._read(self._mirror, self._committed, min(len(self._committed), before + max_tokens), cancel)

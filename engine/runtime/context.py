@@ -94,6 +94,7 @@ class Context:
                 f"({native().log.problem()}); try a smaller context"
             )
         self._owner = threading.get_ident()
+        self._threads = settings.threads
         self._memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(settings.batch_tokens, 0, 1)
         room = settings.batch_tokens
@@ -247,8 +248,11 @@ class Context:
         self._lengths[sequence] = kept
 
     def set_threads(self, threads: int) -> None:
+        """Compute the next passes with so many threads."""
         self._check_owner()
-        self._lib.llama_set_n_threads(self.handle, threads, threads)
+        if threads != self._threads:
+            self._lib.llama_set_n_threads(self.handle, threads, threads)
+            self._threads = threads
 
     def decode(self, runs: Sequence[Run], cancel: threading.Event | None = None) -> None:
         """Evaluate the runs in one pass; afterwards `logits` gives the rows asked for, in order.

@@ -146,6 +146,8 @@ class ScriptedDrafter(Drafter):
         self.committed: list[int] = []
         self.behind = 0
         self.drafts = 0
+        self.threads_given = 1
+        self.threads_used: int | None = None
         self.look_aheads = 0
         self.read: list[int] = []
         self.fails_while = ""
@@ -174,11 +176,16 @@ class ScriptedDrafter(Drafter):
         return self.behind
 
     @property
+    def threads(self) -> int:
+        return self.threads_given
+
+    @property
     def last_passes(self) -> int:
         return 1
 
     def start(self, request: DraftRequest) -> Future[Draft]:
         self.drafts += 1
+        self.threads_used = request.threads
         self.while_drafting()
         if self.fails_while == "drafting":
             return failed()

@@ -131,7 +131,7 @@ def test_a_stored_model_comes_back_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["costs.json"]
 
 
-GOOD_ENTRY: dict[str, Any] = {"base": [[1, 1, 10.0]], "slope": 0.0, "draft": {}, "read": {}}
+GOOD_ENTRY: dict[str, Any] = {"base": [[1, 1, 10.0]], "slope": 0.0, "draft": {}, "read": {}, "draft_threads": {}}
 BAD_ENTRIES: tuple[Any, ...] = (
     7,
     [],
@@ -148,16 +148,17 @@ BAD_ENTRIES: tuple[Any, ...] = (
     GOOD_ENTRY | {"draft": ["a", 1.0]},
     GOOD_ENTRY | {"draft": 3},
     GOOD_ENTRY | {"read": {"a": float("inf")}},
+    GOOD_ENTRY | {"draft_threads": {"a": "many"}},
 )
 DAMAGED = [
     "",
     "{",
     "[]",
     "\x00\x01",
-    json.dumps({"version": 1}),
-    json.dumps({"version": 2, "entries": {"key": GOOD_ENTRY}}),
-    json.dumps({"version": 1, "entries": []}),
-    *(json.dumps({"version": 1, "entries": {"key": entry}}) for entry in BAD_ENTRIES),
+    json.dumps({"version": 2}),
+    json.dumps({"version": 1, "entries": {"key": GOOD_ENTRY}}),
+    json.dumps({"version": 2, "entries": []}),
+    *(json.dumps({"version": 2, "entries": {"key": entry}}) for entry in BAD_ENTRIES),
 ]
 
 
@@ -175,7 +176,7 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, conte
 
 def test_an_undamaged_entry_like_those_is_read(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"version": 1, "entries": {"key": GOOD_ENTRY}}))
+    path.write_text(json.dumps({"version": 2, "entries": {"key": GOOD_ENTRY}}))
     assert CostStore(path).load("key") is not None
 
 
@@ -205,3 +206,15 @@ def test_without_a_path_nothing_is_kept() -> None:
     store = CostStore(None)
     store.save("key", measured())
     assert store.load("key") is None
+
+
+def test_a_drafter_uses_the_fewest_threads_that_are_as_fast() -> None:
+    cost = measured()
+    assert cost.draft_threads("a") is None
+    cost.set_drafter("a", {1: 6.2, 2: 6.0, 4: 9.0})
+    assert cost.draft_threads("a") == 1
+    assert cost.draft_ms(("a",)) == 6.2
+    cost.set_drafter("a", {1: 9.0, 2: 6.0, 4: 5.9})
+    assert cost.draft_threads("a") == 2
+    restored = CostModel.from_dict(cost.to_dict())
+    assert restored.draft_threads("a") == 2

@@ -408,3 +408,22 @@ def test_auto_never_drafts_longer_than_is_calibrated() -> None:
     while len(one.answer) < 60:
         one.step()
     assert max(map(len, one.target.passes)) <= LONGEST_DRAFT + 1
+
+
+# Threads
+
+
+def test_drafters_that_draft_at_the_same_time_share_the_threads() -> None:
+    drafters = [drafter("a"), drafter("b", 1), drafter("c", 2)]
+    for own in drafters:
+        own.threads_given = 4
+    one = bench(*drafters)
+    cost = one.learning.cost
+    cost.set_drafter("a", {1: 6.0, 2: 4.0, 4: 3.0})
+    cost.set_drafter("b", {1: 3.0, 2: 4.0, 4: 9.0})
+    a, b, c = drafters
+    assert [one.panel.threads(a, sharers, cost) for sharers in (1, 2, 3, 8)] == [4, 2, 1, 1]
+    assert [one.panel.threads(b, sharers, cost) for sharers in (1, 2)] == [1, 1]
+    assert one.panel.threads(c, 1, cost) == 4, "not yet measured"
+    one.step()
+    assert [own.threads_used for own in drafters] == [1, 1, 1]
