@@ -113,6 +113,11 @@ class CostModel:
             steepest = self._base_ms(1, 1) / STEEPEST_DOUBLING_TOKENS
             self._slope = min(max(self._slope, 0.0), steepest)
 
+    def passes_seen(self, tokens: int) -> int:
+        """How many real passes of this size its time rests on."""
+        known = self._base.get((1, tokens))
+        return known.count if known is not None else 0
+
     def set_base(self, tokens: int, elapsed_ms: float) -> None:
         """Take a calibrated time for a pass of `tokens` tokens in one sequence."""
         self._base[1, tokens] = Mean(elapsed_ms, CALIBRATION_ROUNDS)

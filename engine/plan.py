@@ -163,6 +163,9 @@ class AutoPlanner(Planner):
         self._chosen: dict[int, Choice] = {}
         self._credit_ms = FIRST_CREDIT_MS
         self._steps = 0
+        self._plain_passes = 0
+        self._plain_step = 0
+        """When a pass of one token was last seen, and how many had been by then."""
 
     def plan(self, situation: Situation) -> Plan:
         self._steps += 1
@@ -182,6 +185,8 @@ class AutoPlanner(Planner):
             catch_up = self._worth_catching_up(situation, late, pace) or self._read_for_trial(
                 situation, late, arms[best]
             )
+        if self._is_plain_due(situation.context_tokens, pace):
+            return Plan((), 0, False, catch_up, "on trial: plain decoding", bucket, is_probe=True, pace=pace)
         probe = self._probe(arms, best, situation)
         names, look_ahead = probe or best
         return Plan(
@@ -198,10 +203,22 @@ class AutoPlanner(Planner):
     def _plain_pace(self, context_tokens: int) -> float:
         return 1 / (self._cost.verify_ms(1, context_tokens) + self._cost.overhead_ms)
 
+    def _is_plain_due(self, context_tokens: int, pace: float) -> bool:
+        """Whether plain decoding, which all choices are weighed against, has not been timed for long and can be now."""
+        passes = self._cost.passes_seen(1)
+        if passes != self._plain_passes:
+            self._plain_passes, self._plain_step = passes, self._steps
+        loss_ms = max(1 / self._plain_pace(context_tokens) - 1 / pace, LEAST_LOSS_MS)
+        if self._steps - self._plain_step < STALE_STEPS or loss_ms > self._credit_ms:
+            return False
+        self._credit_ms -= loss_ms
+        self._plain_step = self._steps
+        return True
+
     def learn(self, plan: Plan, emitted: int, step_ms: float) -> None:
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * step_ms, MOST_CREDIT_MS)
         arm = self._arms.get(((plan.drafters, plan.look_ahead), plan.bucket))
-        if arm is not None:
+        if arm is not None and plan.length:
             arm.learn(emitted, step_ms, self._steps)
 
     def _bucket(self, hint: VotedDraft) -> int:

@@ -109,7 +109,7 @@ def test_trying_never_stops_though() -> None:
 def test_a_drafter_that_helps_is_used_nearly_always_and_a_change_rests_it() -> None:
     simulation = Simulation(("a",), LookAhead.OFF)
     simulation.run(300, helpful)
-    assert Counter(simulation.picked[100:])["a",] == 200
+    assert Counter(simulation.picked[100:])["a",] >= 197  # plain decoding is timed now and then
     simulation.run(300, hostile)
     assert Counter(simulation.picked[400:])[()] >= 180
 
@@ -119,7 +119,24 @@ def test_a_drafter_that_begins_to_help_is_switched_on_again() -> None:
     simulation.run(500, hostile)
     assert Counter(simulation.picked[-100:])[()] >= 95
     simulation.run(1500, helpful)
-    assert Counter(simulation.picked[-100:])["a",] == 100
+    assert Counter(simulation.picked[-100:])["a",] >= 98
+
+
+def test_plain_decoding_is_timed_again_now_and_then_while_drafting_pays() -> None:
+    simulation = Simulation(("a",), LookAhead.OFF)
+    simulation.run(2000, helpful)
+    trials = [step for step, names in enumerate(simulation.picked) if not names]
+    assert 10 <= len(trials) <= 25
+
+
+def test_plain_decoding_needs_no_trial_where_plain_passes_happen_anyway() -> None:
+    learning = a_learning(["a"])
+    planner = learning.planner(Speculation())
+    for step in range(1, 400):
+        plan = planner.plan(situation(step, behind={"a": 1}))
+        assert plan.length > 0
+        planner.learn(plan, 1, PLAIN_MS)
+        learning.cost.observe_verify(1, 100, PLAIN_MS)
 
 
 @dataclass
@@ -198,7 +215,7 @@ def test_a_free_draft_and_none_are_weighed_apart() -> None:
     simulation.run(200, helpful)
     simulation.run(200, outcome, hint)
     simulation.run(20, helpful)
-    assert Counter(simulation.picked[100:200])["a",] == 100
+    assert Counter(simulation.picked[100:200])["a",] >= 98
     assert Counter(simulation.picked[300:400])[()] >= 95
     assert Counter(simulation.picked[400:])["a",] == 20
 
