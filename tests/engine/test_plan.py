@@ -217,7 +217,7 @@ def test_a_free_draft_and_none_are_weighed_apart() -> None:
     simulation.run(20, helpful)
     assert Counter(simulation.picked[100:200])["a",] >= 98
     assert Counter(simulation.picked[300:400])[()] >= 95
-    assert Counter(simulation.picked[400:])["a",] == 20
+    assert Counter(simulation.picked[400:])["a",] >= 19
 
 
 def test_no_draft_where_there_is_no_room() -> None:
