@@ -1,8 +1,9 @@
 """What things cost on this machine: target passes by size, drafting, reading. Nothing else keeps times.
 
-A target pass of n tokens over a context of L takes `base(n) + slope · n · L`: weights and overhead, then attention.
-`base` is measured at a few sizes when a model is first loaded, kept on disk, and refined by every real pass; it is
-neither linear nor monotone in n, so sizes in between are interpolated only until they have been seen.
+A target pass of n tokens over a context of L takes `load · base(n) + slope · n · L`: weights and overhead, then
+attention. `base` is measured at a few sizes when a model is first loaded, kept on disk, and refined by every real pass; it is
+neither linear nor monotone in n, so sizes in between are interpolated only until they have been seen. `load` is what
+all sizes have in common: measured on a busy machine, a size that is therefore never used would else stay dear for ever.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ DOUBT_FACTOR = 1.6
 AS_FAST_FACTOR = 1.05
 """Times closer than this are not told apart."""
 LEARNING_RATE = 0.08
+LOAD_RATE = 0.05
+MOST_LOAD = 8.0
 OUTLIER_FACTOR = 2.5
 """A pass this many times slower than foretold met something else on the machine and counts as that much at most."""
 
@@ -61,6 +64,8 @@ class CostModel:
 
     _base: dict[tuple[int, int], Mean] = field(default_factory=dict)
     """By (sequences, tokens)."""
+    _load: float = 1.0
+    """How much slower passes of all sizes are now than those that `_base` remembers: what else the machine does."""
     _slope: float = 0.0
     _draft: dict[str, Mean] = field(default_factory=dict)
     """Per drafted token, by drafter set (names joined)."""
@@ -74,7 +79,7 @@ class CostModel:
 
     def verify_ms(self, tokens: int, context_tokens: int, sequences: int = 1) -> float:
         """Expected time of a target pass over `tokens` tokens; never more than that many passes of one token."""
-        return self._base_ms(sequences, tokens) + self._slope * tokens * context_tokens
+        return self._load * self._base_ms(sequences, tokens) + self._slope * tokens * context_tokens
 
     def _base_ms(self, sequences: int, tokens: int) -> float:
         return min(self._nearest_base_ms(sequences, tokens), tokens * self._nearest_base_ms(sequences, 1))
@@ -101,16 +106,22 @@ class CostModel:
         return low_ms + share * (self._base[sequences, upper].value - low_ms)
 
     def observe_verify(self, tokens: int, context_tokens: int, elapsed_ms: float, sequences: int = 1) -> None:
-        """Learn from a real target pass that ran alone."""
-        expected = self.verify_ms(tokens, context_tokens, sequences)
-        error = min(elapsed_ms, OUTLIER_FACTOR * expected) - expected
+        """Learn from a real target pass that ran alone.
+
+        A part of what is new is put down to the machine, and so holds for sizes that were not seen for long too.
+        """
+        expected_ms = self.verify_ms(tokens, context_tokens, sequences)
+        observed_ms = min(elapsed_ms, OUTLIER_FACTOR * expected_ms)
+        load = self._load * (observed_ms / expected_ms) ** LOAD_RATE if expected_ms and observed_ms else self._load
+        self._load = min(max(load, 1 / MOST_LOAD), MOST_LOAD)
+        error = observed_ms - self.verify_ms(tokens, context_tokens, sequences)
         base_ms = self._base_ms(sequences, tokens)
         # However steep attention is believed to be, the weights' own time stays above zero.
-        seen_ms = max(base_ms + error, base_ms / OUTLIER_FACTOR)
+        seen_ms = max(base_ms + error / self._load, base_ms / OUTLIER_FACTOR)
         self._base.setdefault((sequences, tokens), Mean(base_ms)).learn(seen_ms)
         if context_tokens >= SLOPE_FROM_TOKENS:
             self._slope += SLOPE_RATE * error / (tokens * context_tokens)
-            steepest = self._base_ms(1, 1) / STEEPEST_DOUBLING_TOKENS
+            steepest = self._load * self._base_ms(1, 1) / STEEPEST_DOUBLING_TOKENS
             self._slope = min(max(self._slope, 0.0), steepest)
 
     def passes_seen(self, tokens: int) -> int:
@@ -185,7 +196,9 @@ class CostModel:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `from_dict`."""
         return {
-            "base": [[sequences, tokens, mean.value] for (sequences, tokens), mean in sorted(self._base.items())],
+            "base": [
+                [sequences, tokens, self._load * mean.value] for (sequences, tokens), mean in sorted(self._base.items())
+            ],
             "slope": self._slope,
             "draft": {name: mean.value for name, mean in self._draft.items()},
             "read": {name: mean.value for name, mean in self._read.items()},

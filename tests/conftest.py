@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 from gguf.constants import LlamaFileType
+from hypothesis import settings
 
 from models.derive import write_copy
 from models.starter import MODEL_BYTES, REQUIREMENT, fetch_starter
+
+# No test fails because the machine is slow.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,7 @@ def test_real_passes_refine_the_curve_at_their_own_size() -> None:
     for _ in range(60):
         cost.observe_verify(4, 100, 20.0)
     assert cost.verify_ms(4, 0) == pytest.approx(20.0, rel=0.02)
-    assert cost.verify_ms(8, 0) == 28.0
+    assert cost.verify_ms(8, 0) == pytest.approx(28.0, rel=0.1)  # a little is put down to the machine
 
 
 def test_a_size_dearer_than_single_passes_is_learnt_as_it_is_and_does_not_drift() -> None:
@@ -218,3 +218,13 @@ def test_a_drafter_uses_the_fewest_threads_that_are_as_fast() -> None:
     assert cost.draft_threads("a") == 2
     restored = CostModel.from_dict(cost.to_dict())
     assert restored.draft_threads("a") == 2
+
+
+def test_a_machine_that_was_busy_when_it_was_measured_is_not_believed_to_be_slow_for_ever() -> None:
+    cost = measured({size: 4 * elapsed_ms for size, elapsed_ms in CURVE.items()})
+    for _ in range(60):
+        cost.observe_verify(1, 0, CURVE[1])
+    assert cost.verify_ms(1, 0) == pytest.approx(CURVE[1], rel=0.05)
+    assert cost.verify_ms(16, 0) < 2.5 * measured().verify_ms(16, 0)  # not one of those was seen
+    restored = CostModel.from_dict(cost.to_dict())
+    assert restored.verify_ms(16, 0) == pytest.approx(cost.verify_ms(16, 0))

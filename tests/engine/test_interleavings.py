@@ -151,7 +151,6 @@ def test_no_order_of_events_makes_a_cache_untrue_or_changes_a_token(
 
     @hypothesis_settings(
         max_examples=150,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=(Phase.generate, Phase.shrink),

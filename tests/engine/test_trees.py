@@ -166,7 +166,7 @@ def test_without_spare_sequences_a_chain_is_sent() -> None:
     assert one.target.trees == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_drafters_say_the_answer_stands_and_the_counters_add_up(data: st.DataObject) -> None:
     places = st.lists(st.integers(0, len(ANSWER) - 1), max_size=12)
@@ -245,6 +245,10 @@ def test_trees_change_no_token_of_real_answers(second_choices: LoadedSet, sampli
     cost.clock = itertools.count(0.0, 0.001).__next__
     for size in CALIBRATED_SIZES:
         cost.set_base(size, 1.0)
+    for drafter in second_choices.panel.names:
+        cost.set_drafter(drafter, {1: 0.1})
+        for _ in range(100):
+            cost.observe_read(drafter, 1, 0.01)
     compared = rescued = wide = 0
     for question in ("Write a short story about a lighthouse.", "Name three rivers and say where they end."):
         rendered = second_choices.template.render([Message("user", question)])

@@ -140,7 +140,7 @@ def test_absurd_headers_are_refused_in_bounded_memory(content: bytes, tmp_path: 
     assert peak_bytes < 8 << 20
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 3000), value=st.binary(min_size=1, max_size=8), cut=st.integers(0, 4000))
 def test_a_damaged_header_gives_facts_or_a_model_file_error(tmp_path: Path, at: int, value: bytes, cut: int) -> None:
     whole = tmp_path / "tiny.gguf"
