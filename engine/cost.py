@@ -1,9 +1,9 @@
 """What things cost on this machine: target passes by size, drafting, reading. Nothing else keeps times.
 
 A target pass of n tokens over a context of L takes `load · base(n) + slope · n · L`: weights and overhead, then
-attention. `base` is measured at a few sizes when a model is first loaded, kept on disk, and refined by every real pass; it is
-neither linear nor monotone in n, so sizes in between are interpolated only until they have been seen. `load` is what
-all sizes have in common: measured on a busy machine, a size that is therefore never used would else stay dear for ever.
+attention. `base` is measured at a few sizes when a model is first loaded, kept on disk, and refined by every real pass;
+it is neither linear nor monotone in n, so sizes in between are interpolated only until they have been seen. `load` is
+what all sizes have in common: without it a size measured on a busy machine, and therefore never used, would stay dear.
 """
 
 from __future__ import annotations
