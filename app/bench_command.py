@@ -8,25 +8,30 @@ import dataclasses
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.bench.benchmark import Benchmark, Plan, RowReport, fingerprint
+from app.bench.benchmark import Benchmark, Plan, RowReport, ceiling, fingerprint
 from app.bench.configuration import Configuration, parse_configurations
 from app.bench.journal import Journal
-from app.bench.machine import machine_document, models_document
+from app.bench.machine import kv_document, machine_document, models_document
 from app.bench.peer import PEER_NAME, Peer
 from app.bench.plot import require_matplotlib, write_plot
 from app.bench.prompts import SHIPPED_PROMPTS, Half, Prompt, choose_prompts, read_prompts
+from app.bench.recording import Recording, load, record_answers, record_chains, save
+from app.bench.replayed import best_in_hindsight, replay_rows
+from app.bench.rounds import check_prompts
 from app.bench.row import Row, compare, hash_text, row_document
+from app.bench.step_costs import measure_step_costs
 from app.bench.summary import Summary, summarise
-from app.bench.table import render, rows_csv
+from app.bench.table import render, render_hindsight, rows_csv
 from app.choices import preparation
 from app.options import set_choice, speculation
 from app.terminal import ProgressLine, interrupt_event
 from engine.config import Exactness, Sampling, SetConfig
 from engine.errors import EnvironmentProblem, SettingError
-from engine.loader import FREE_DRAFTERS
+from engine.loader import FREE_DRAFTERS, LoadedSet
 from engine.runtime.api import native
 from engine.runtime.model import LoadCancelled
 from models.atomic import replacing, write_json
@@ -40,6 +45,8 @@ DEFAULT_CONFIGS = "auto"
 DEFAULT_MAX_TOKENS = 160
 DEFAULT_ROUNDS = 3
 DEFAULT_SEED = 1
+TIMED_PROMPTS = 2
+"""Prompts in whose answers a recording times steps: evenly spread, so that short and long ones are among them."""
 
 
 def add_parser(
@@ -83,6 +90,21 @@ def add_parser(
     results.add_argument("--csv", type=Path, metavar="OUT", help="one line for each answer")
     results.add_argument("--plot", type=Path, metavar="OUT.png", help="speed, acceptance and lengths as a picture")
     results.add_argument("--resume", action="store_true", help="continue the unfinished run beside OUT")
+    again = parser.add_argument_group("recording and replaying")
+    again.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="only record what every drafter would draft along the target's own answers, and what steps cost here",
+    )
+    again.add_argument(
+        "--replay", type=Path, metavar="FILE", help="try --configs on a recording: seconds each, no model is loaded"
+    )
+    again.add_argument(
+        "--hindsight",
+        action="store_true",
+        help="with --replay: also the best fixed settings of each category, out of all drafter sets and lengths",
+    )
     parser.add_argument(
         "--build-fixtures",
         type=Path,
@@ -111,6 +133,10 @@ def run(args: argparse.Namespace) -> int:
                 return _build(args.build_fixtures, progress, cancel)
             if args.plot is not None:
                 require_matplotlib()
+            if args.record is not None:
+                return _record(args, progress, cancel)
+            if args.replay is not None:
+                return _replay(args, progress, cancel)
             return _measure(args, progress, cancel)
         except (Cancelled, LoadCancelled):
             progress.clear()
@@ -163,6 +189,76 @@ def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading
             journal.remove()
     print(render(document, summary, shows_ceiling=args.ceiling), end="")
     return 0 if complete else EXIT_INTERRUPTED
+
+
+def _record(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
+    """Record the drafters along the target's answers, and time the steps of real answers."""
+    if args.temperature:
+        raise SettingError("--record follows the greedy answer; leave --temperature at 0")
+    known = read_prompts(args.prompts or SHIPPED_PROMPTS)
+    half = Half(args.half or (Half.ALL if args.prompts else Half.REPORT))
+    plan = _plan(args, known, half, progress, cancel)
+    models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
+    loaded = LoadedSet.load(replace(plan.set_config, drafters=plan.drafters), progress.show, cancel)
+    with contextlib.closing(loaded):
+        check_prompts(loaded, plan.prompts, plan.max_tokens)
+        answers = record_answers(
+            loaded, plan.prompts, plan.sampling, plan.max_tokens, progress.show, cancel, plan.limit_per_category
+        )
+        if not answers:
+            raise SettingError("every answer runs in a loop; choose other prompts")
+        timed = [answer.prompt for answer in answers[:: max(1, len(answers) // TIMED_PROMPTS)]][:TIMED_PROMPTS]
+        costs = measure_step_costs(loaded, timed, progress.show, cancel)
+        stop_if_asked(cancel, "recording")
+        names, kv = loaded.panel.names, kv_document(loaded)
+        found_ceiling = ceiling(loaded)
+    for spec in plan.drafters:
+        if spec not in FREE_DRAFTERS:
+            record_chains(Path(spec), answers, plan.set_config.placement.threads, progress.show, cancel)
+    recorded = {answer.prompt_id for answer in answers}
+    about = {
+        "machine": machine_document(plan.set_config),
+        "models": {**models, "kv": kv},
+        "settings": fingerprint(plan, models, hash_text(repr(known)), native().version),
+        "prompts": _prompts_document([prompt for prompt in plan.prompts if prompt.id in recorded], half),
+        "ceiling": found_ceiling,
+    }
+    try:
+        save(args.record, Recording(about, names, costs, tuple(answers)))
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write the recording: {error}") from error
+    progress.clear()
+    print(f"{args.record}: {len(answers)} answers, {', '.join(names)}")
+    return 0
+
+
+def _replay(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
+    """Run configurations over a recording."""
+    recording = load(args.replay)
+    configurations = parse_configurations(
+        args.configs or args.policy or DEFAULT_CONFIGS, Configuration(speculation(args))
+    )
+    rows = replay_rows(recording, configurations, cancel)
+    summary = summarise(rows, (), args.seed)
+    document = {
+        **recording.about,
+        "complete": True,
+        "replayed": True,
+        "rounds": 1,
+        "costs": dataclasses.asdict(recording.costs),
+        "rows": [row_document(row) for row in rows],
+        "summary": dataclasses.asdict(summary),
+    }
+    best = best_in_hindsight(recording, progress.show, cancel) if args.hindsight else {}
+    document["hindsight"] = {
+        category: [dataclasses.asdict(setting) for setting in settings] for category, settings in best.items()
+    }
+    progress.clear()
+    _write(args, document, rows, summary)
+    print(render(document, summary, shows_ceiling=args.ceiling), end="")
+    if best:
+        print(f"\n{render_hindsight(best)}", end="")
+    return 0
 
 
 def _plan(

@@ -65,8 +65,9 @@ GRID = (
     PeerSetting(),
     *(PeerSetting(("draft-simple",), length) for length in (2, 3, 5, 7)),
     PeerSetting(("ngram-mod",)),
-    PeerSetting(("draft-simple", "ngram-mod")),
+    PeerSetting(("draft-simple", "ngram-mod"), 3),
 )
+"""Its own default for the draft model's length is 3, and is named so that a build with another one is no other peer."""
 
 
 class Help:

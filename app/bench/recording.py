@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from app.bench.prompts import Prompt
+from app.bench.row import LOOP_SHARE, distinct_share
+from app.bench.step_costs import StepCosts
 from engine.config import GenerationSettings, KvType, Policy, PolicyKind, Sampling, Speculation
 from engine.drafters.model import predict
+from engine.errors import SettingError
+from engine.length import LONGEST_DRAFT
 from engine.loader import LoadedSet
 from engine.runtime.context import Context, ContextSettings, Run
 from engine.runtime.model import Model
 from engine.session import Session
-from engine.types import Finished
+from engine.types import Finished, FinishReason
+from models.atomic import replacing
+from models.progress import stop_if_asked
 
-CHAIN_TOKENS = 12
+CHAIN_TOKENS = LONGEST_DRAFT
 """Longest recorded chain; a replayed drafter stops there."""
 BRANCHES = 15
 """Positions whose chains are recorded in one batch."""
@@ -49,29 +57,64 @@ class RecordedAnswer:
     chains: dict[str, tuple[Chain, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All that a replay needs."""
+
+    about: Mapping[str, Any]
+    """Machine, models, settings and prompts, as a report tells them."""
+    drafters: tuple[str, ...]
+    """Names of those that were recorded, and of the free ones."""
+    costs: StepCosts
+    answers: tuple[RecordedAnswer, ...]
+
+
 def record_answers(
-    loaded: LoadedSet, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, progress: RecordProgress
+    loaded: LoadedSet,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    max_tokens: int,
+    progress: RecordProgress,
+    cancel: threading.Event,
+    limit_per_category: int | None = None,
 ) -> list[RecordedAnswer]:
-    """The target's own plain answers, without chains yet."""
+    """The target's own plain answers, without chains yet; loops are left out.
+
+    Raises:
+        Cancelled: `cancel` was set.
+    """
     settings = GenerationSettings(sampling, Speculation(Policy(PolicyKind.OFF)), max_tokens)
-    answers = []
+    answers: list[RecordedAnswer] = []
     for index, prompt in enumerate(prompts):
+        if limit_per_category == Counter(answer.category for answer in answers)[prompt.category]:
+            continue
         progress(f"Answering {prompt.id}", index / len(prompts))
         session = Session(loaded)
         try:
-            for event in session.chat(prompt.messages, settings, threading.Event()):
-                if isinstance(event, Finished):
+            for event in session.chat(prompt.messages, settings, cancel):
+                if isinstance(event, Finished) and event.reason is not FinishReason.CANCELLED:
                     length = len(session.tokens) - len(event.token_ids)
-                    answers.append(
-                        RecordedAnswer(prompt.id, prompt.category, session.tokens[:length], event.token_ids, {})
-                    )
+                    answer = RecordedAnswer(prompt.id, prompt.category, session.tokens[:length], event.token_ids, {})
+                    if distinct_share(answer.answer) >= LOOP_SHARE:
+                        answers.append(answer)
         finally:
             session.close()
+        stop_if_asked(cancel, "recording")
     return answers
 
 
-def record_chains(path: Path, answers: Sequence[RecordedAnswer], threads: int, progress: RecordProgress) -> None:
-    """Add the chains of one draft model to every answer."""
+def record_chains(
+    path: Path,
+    answers: Sequence[RecordedAnswer],
+    threads: int,
+    progress: RecordProgress,
+    cancel: threading.Event,
+) -> None:
+    """Add the chains of one draft model to every answer.
+
+    Raises:
+        Cancelled: `cancel` was set.
+    """
     model = Model(path)
     try:
         longest = max(len(answer.prompt) + len(answer.answer) for answer in answers)
@@ -86,6 +129,7 @@ def record_chains(path: Path, answers: Sequence[RecordedAnswer], threads: int, p
             ),
         )
         for index, answer in enumerate(answers):
+            stop_if_asked(cancel, "recording")
             progress(f"Recording {path.stem} on {answer.prompt_id}", index / len(answers))
             answer.chains[path.stem] = _chains(context, answer)
     finally:
@@ -127,23 +171,34 @@ def _chains(context: Context, answer: RecordedAnswer) -> tuple[Chain, ...]:
     return tuple(chains)
 
 
-def save(path: Path, answers: Sequence[RecordedAnswer]) -> None:
+def save(path: Path, recording: Recording) -> None:
     """Write a recording."""
-    path.write_text(json.dumps([asdict(answer) for answer in answers]), encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(asdict(recording)), encoding="utf-8")
 
 
-def load(path: Path) -> list[RecordedAnswer]:
-    """Read a recording."""
-    answers = []
-    for data in json.loads(path.read_text(encoding="utf-8")):
-        chains = {
-            name: tuple(
-                Chain(tuple(chain["tokens"]), tuple(chain["probabilities"]), tuple(chain["entropies"]))
-                for chain in recorded
-            )
-            for name, recorded in data["chains"].items()
-        }
-        answers.append(
-            RecordedAnswer(data["prompt_id"], data["category"], tuple(data["prompt"]), tuple(data["answer"]), chains)
+def load(path: Path) -> Recording:
+    """Read a recording.
+
+    Raises:
+        SettingError: the file cannot be read, or is no recording.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        costs = dict(data["costs"])
+        costs["pass_ms"] = {int(size): float(ms) for size, ms in costs["pass_ms"].items()}
+        answers = tuple(_answer(own) for own in data["answers"])
+        return Recording(data["about"], tuple(data["drafters"]), StepCosts(**costs), answers)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingError(f"{path} is no recording of this program: {error}") from error
+
+
+def _answer(data: Mapping[str, Any]) -> RecordedAnswer:
+    chains = {
+        name: tuple(
+            Chain(tuple(chain["tokens"]), tuple(chain["probabilities"]), tuple(chain["entropies"]))
+            for chain in recorded
         )
-    return answers
+        for name, recorded in data["chains"].items()
+    }
+    return RecordedAnswer(data["prompt_id"], data["category"], tuple(data["prompt"]), tuple(data["answer"]), chains)

@@ -7,13 +7,14 @@ recorded answer and a cost curve, the drafters by their recorded chains and thei
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 from app.bench.recording import RecordedAnswer
+from app.bench.step_costs import StepCosts
 from engine.config import Speculation
 from engine.cost import CALIBRATED_SIZES, CostModel
 from engine.drafters.base import Drafter, DraftRequest, Score, finished
@@ -25,19 +26,6 @@ from engine.pipeline import Pipeline
 from engine.runtime.context import Context, Run
 from engine.runtime.sampler import Sampler
 from engine.types import Draft, Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayCosts:
-    """What the replayed machine takes, in milliseconds."""
-
-    pass_ms: Mapping[int, float]
-    """Target pass by its tokens; sizes in between are interpolated."""
-    draft_ms: Mapping[str, float]
-    """One pass of each draft model; drafters that share the cores take turns."""
-    read_ms: Mapping[str, float]
-    """Each draft model's time per token of text it reads."""
-    overhead_ms: float = 0.6
 
 
 class ReplayClock:
@@ -58,8 +46,7 @@ class ReplayTarget:
     """Stands in for the target's context and sampler: its choices are the recorded answer."""
 
     tokens: Sequence[int]
-    costs: CostModel
-    overhead_ms: float
+    costs: StepCosts
     clock: ReplayClock
     length_tokens: int = 0
     context_tokens: int = 1 << 20
@@ -70,7 +57,7 @@ class ReplayTarget:
 
     def decode(self, runs: Sequence[Run]) -> None:
         for run in runs:
-            self.clock.advance_ms(self.costs.verify_ms(len(run.tokens), 0) + self.overhead_ms)
+            self.clock.advance_ms(self.costs.target_ms(len(run.tokens), self.length_tokens))
             self.length_tokens += len(run.tokens)
 
     def length(self, _sequence: int) -> int:
@@ -87,6 +74,7 @@ class ReplayTarget:
         accepted = 0
         while accepted < len(draft) and self.tokens[start + accepted] == draft[accepted]:
             accepted += 1
+        self.clock.advance_ms((accepted + 1) * self.costs.sample_ms + self.costs.overhead_ms)
         return accepted, self.tokens[start + accepted]
 
 
@@ -95,7 +83,7 @@ class ReplayDrafter(Drafter):
 
     is_free = False
 
-    def __init__(self, name: str, costs: ReplayCosts, clock: ReplayClock) -> None:
+    def __init__(self, name: str, costs: StepCosts, clock: ReplayClock) -> None:
         self.name = name
         self._costs = costs
         self._clock = clock
@@ -165,7 +153,8 @@ class ReplayDrafter(Drafter):
             if not request.keep_drafting(chain.probabilities[:drafted], chain.entropies[drafted - 1]):
                 break
             self._passes += drafted >= int(known)
-        self._clock.advance_ms(self._passes * self._costs.draft_ms[self.name])
+        start_ms = self._costs.draft_start_ms.get(self.name, 0.0)
+        self._clock.advance_ms(start_ms + self._passes * self._costs.draft_ms[self.name])
         self._read = self._committed
         self._tail = chain.tokens[:drafted]
         return finished(
@@ -205,11 +194,11 @@ class ReplayedAnswer:
         return self.plain_seconds / self.seconds
 
 
-def cost_model(costs: ReplayCosts, clock: Callable[[], float]) -> CostModel:
+def cost_model(costs: StepCosts, clock: Callable[[], float]) -> CostModel:
     """A calibrated cost model that knows the replayed machine."""
     model = CostModel(clock=clock)
     for size in CALIBRATED_SIZES:
-        model.set_base(size, costs.pass_ms[size])
+        model.set_base(size, costs.target_ms(size, 0))
     for name, elapsed_ms in costs.draft_ms.items():
         model.set_drafter(name, {1: elapsed_ms})
         model.observe_read(name, 1, costs.read_ms[name])
@@ -217,13 +206,12 @@ def cost_model(costs: ReplayCosts, clock: Callable[[], float]) -> CostModel:
 
 
 def replay(
-    answers: Iterable[RecordedAnswer], drafters: Sequence[str], speculation: Speculation, costs: ReplayCosts
+    answers: Iterable[RecordedAnswer], drafters: Sequence[str], speculation: Speculation, costs: StepCosts
 ) -> list[ReplayedAnswer]:
     """Run all answers in order with one set of learners, as a loaded set would."""
     clock = ReplayClock()
     model_drafters = [ReplayDrafter(name, costs, clock) for name in drafters if name not in FREE_DRAFTERS]
     free = [name for name in drafters if name in FREE_DRAFTERS]
-    true_costs = cost_model(costs, clock)
     learning = Learning(
         cost_model(costs, clock), free, [d.name for d in model_drafters], runs_apart=False, allows_branches=False
     )
@@ -233,7 +221,7 @@ def replay(
             drafter.play(answer)
         panel = Panel([*model_drafters, *(FREE_DRAFTERS[name]() for name in free)])
         tokens = list(answer.prompt)
-        target = ReplayTarget((*answer.prompt, *answer.answer), true_costs, costs.overhead_ms, clock)
+        target = ReplayTarget((*answer.prompt, *answer.answer), costs, clock)
         target.length_tokens = len(tokens) - 1
         ledger = Ledger(len(tokens), 0)
         panel.begin(tokens)
@@ -244,7 +232,9 @@ def replay(
         end = len(answer.prompt) + len(answer.answer)
         while len(tokens) < end:
             pipeline.step(end - len(tokens), threading.Event())
-        plain_ms = len(answer.answer) * (true_costs.verify_ms(1, 0) + costs.overhead_ms)
+        rest_ms = costs.overhead_ms + costs.sample_ms
+        places = range(len(answer.prompt) - 1, end - 1)
+        plain_ms = sum(costs.target_ms(1, place) + rest_ms for place in places)
         results.append(
             ReplayedAnswer(
                 answer.prompt_id,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from app.bench.replayed import Hindsight
 from app.bench.row import LOOP_SHARE, Row
 from app.bench.summary import Estimate, Figures, PeerComparison, Summary
 
@@ -55,6 +56,11 @@ def _heading(document: Mapping[str, Any]) -> str:
             f"draft model {peer['draft_model'] or 'none'} (KV {peer['draft_kv_type']})"
         )
         lines += [f"           left out: {name}, {why}" for name, why in peer["left_out"].items()]
+    if document.get("replayed"):
+        lines.append(
+            "Note       replayed from a recording: the engine's own steps on recorded drafts, at the costs measured "
+            "when it was made; chains only, nothing runs ahead"
+        )
     if not document["complete"]:
         lines.append("Note       interrupted: the figures hold for the rows that were finished")
     return "\n".join(lines)
@@ -123,6 +129,17 @@ def _loops(summary: Summary) -> str:
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in loop.ratios.items())
         rows.append([loop.prompt_id, f"{loop.distinct_4gram:.2f}", ratios])
     return f"Plain answers with fewer than {LOOP_SHARE:.0%} distinct 4-grams run in loops:\n{_aligned(rows)}"
+
+
+def render_hindsight(best: Mapping[str, Sequence[Hindsight]]) -> str:
+    """The best fixed settings of each category."""
+    rows = [["Best fixed settings in hindsight", "speed against plain"]]
+    for category, settings in best.items():
+        for setting in settings:
+            rows.append(
+                [f"{category}: fixed:{setting.length},drafters={'+'.join(setting.drafters)}", f"{setting.ratio:.2f}"]
+            )
+    return _aligned(rows) + "\n"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

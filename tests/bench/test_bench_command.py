@@ -185,6 +185,21 @@ def test_a_loop_is_answered_once_and_its_place_filled(
     assert [loop["prompt_id"] for loop in document["summary"]["loops"]] == ["loop"]
 
 
+def test_a_recording_is_replayed_without_a_model(
+    starter: Path, draft_models: dict[str, Path], prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recording.json"
+    drafters = f"{draft_models['no-layer-14']},ngram"
+    assert main(arguments(starter, prompts, "--drafters", drafters, "--max-tokens", 24, "--record", path)) == 0
+    assert "2 answers, no-layer-14, ngram" in capsys.readouterr().out
+    replayed = Finished(tmp_path, ["bench", "--replay", str(path), "--configs", "auto,fixed:2"])
+    assert replayed.code == 0
+    assert "replayed from a recording" in replayed.out
+    assert Counter(row["config"] for row in replayed.document["rows"]) == {"plain": 2, "auto": 2, "fixed:2": 2}
+    assert replayed.document["models"]["target"]["sha256"].startswith("b179c952")
+    assert replayed.document["costs"]["pass_ms"]["1"] > 0
+
+
 def start(command: list[str], result: Path) -> subprocess.Popen[str]:
     """A run in a process of its own, which has finished a row or two."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -320,6 +335,8 @@ def test_built_fixtures_are_named(
         (["--categories", "poetry"], "no prompt has the category"),
         (["--resume"], "--json OUT or --csv OUT"),
         (["--max-tokens", "600"], "leaves room"),
+        (["--record", "x", "--temperature", "0.8"], "leave --temperature at 0"),
+        (["--replay", "/nowhere"], "no recording"),
         (["--configs", "auto,drafters=nobody"], "nobody"),
     ],
 )

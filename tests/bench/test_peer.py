@@ -72,7 +72,7 @@ def test_a_grid_of_seven_with_a_draft_model_and_two_without(fake: Path) -> None:
         "llama-server plain",
         *(f"llama-server draft-simple n-max {length}" for length in (2, 3, 5, 7)),
         "llama-server ngram-mod",
-        "llama-server draft-simple,ngram-mod",
+        "llama-server draft-simple,ngram-mod n-max 3",
     ]
     assert [setting.name for setting in peer.settings(has_draft_model=False)] == [
         "llama-server plain",
@@ -88,7 +88,7 @@ def test_what_an_older_build_lacks_is_left_out_and_named(tmp_path: Path) -> None
     document = peer.document(peer.settings(True), config(tmp_path / "target.gguf"), tmp_path / "drafter.gguf")
     assert document["left_out"] == {
         "llama-server ngram-mod": "this build does not know ngram-mod",
-        "llama-server draft-simple,ngram-mod": "this build does not know draft-simple, ngram-mod",
+        "llama-server draft-simple,ngram-mod n-max 3": "this build does not know draft-simple, ngram-mod",
     }
     arguments = peer.arguments(GRID[2], config(tmp_path / "target.gguf"), tmp_path / "drafter.gguf")
     assert arguments[-4:] == ["--model-draft", str(tmp_path / "drafter.gguf"), "--draft-max", "3"]
