@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.jobs import PhaseReport, Preparation
-from engine.config import Exactness, ModelPlacement, SetConfig
+from engine.config import Exactness, ModelPlacement, SetConfig, default_threads
 from engine.errors import SettingError
 from engine.loader import FREE_DRAFTERS
+from models.budget import PlacedSet, place
 from models.folders import cache_folder
 from models.library import STARTER_NAME, resolve
 from models.pairing import choose_drafters
@@ -26,10 +28,40 @@ class SetChoice:
     drafters: tuple[str, ...] | None = None
     """Names or paths; None leaves the choice to what fits the target and the memory."""
     context_tokens: int = 4096
-    placement: ModelPlacement | None = None
+    threads: int | None = None
+    """Of the processor; None for one on each physical core."""
+    gpu_layers: int | None = None
+    """Layers on the GPU, of every model without a number of its own; -1 is all, None chooses what finds room."""
     drafter_gpu_layers: tuple[tuple[str, int], ...] = ()
     """Drafters by name or path that have their own number of layers on the GPU, not the target's."""
     exactness: Exactness = Exactness.EXACT
+
+    def config(self, target: Path, drafters: Sequence[str], replaced: SetConfig | None = None) -> PlacedSet:
+        """The set of these files, with everything in its place.
+
+        Args:
+            target: The target's file.
+            drafters: Names or paths.
+            replaced: The set that is unloaded first.
+
+        Raises:
+            QuorumError: a name or a value is wrong.
+        """
+        placement = ModelPlacement(threads=default_threads() if self.threads is None else self.threads)
+        if self.gpu_layers is not None:
+            placement = replace(placement, gpu_layers=self.gpu_layers)
+        config = SetConfig(
+            target=target,
+            drafters=tuple(name if name in FREE_DRAFTERS else str(resolve(name)) for name in drafters),
+            context_tokens=self.context_tokens,
+            placement=placement,
+            exactness=self.exactness,
+            cost_file=cache_folder() / "costs.json",
+            drafter_placements=tuple(
+                (str(resolve(name)), replace(placement, gpu_layers=layers)) for name, layers in self.drafter_gpu_layers
+            ),
+        )
+        return PlacedSet(config, "") if self.gpu_layers is not None else place(config, replaced)
 
 
 def whole_number(text: str | None, label: str) -> int | None:
@@ -47,8 +79,13 @@ def whole_number(text: str | None, label: str) -> int | None:
         raise SettingError(f"{label} must be a whole number, found {written!r}") from None
 
 
-def preparation(choice: SetChoice) -> Preparation:
-    """What a load has to do before it can begin: find files by name, fetch the starter, choose drafters."""
+def preparation(choice: SetChoice, replaced: SetConfig | None = None) -> Preparation:
+    """What a load has to do before it can begin: find files by name, fetch the starter, choose drafters, place them.
+
+    Args:
+        choice: What the user picked.
+        replaced: The set that is loaded now and unloaded first.
+    """
 
     def prepare(report: PhaseReport, cancel: threading.Event) -> SetConfig:
         target = _find_target(choice.target, report, cancel)
@@ -56,19 +93,10 @@ def preparation(choice: SetChoice) -> Preparation:
         if drafters is None:
             report("Looking for drafters", 0.0)
             drafters = choose_drafters(target, choice.context_tokens)
-        placement = choice.placement or ModelPlacement()
-        return SetConfig(
-            target=target,
-            drafters=tuple(name if name in FREE_DRAFTERS else str(resolve(name)) for name in drafters),
-            context_tokens=choice.context_tokens,
-            placement=placement,
-            exactness=choice.exactness,
-            cost_file=cache_folder() / "costs.json",
-            drafter_placements=tuple(
-                (str(resolve(name)), replace(placement, gpu_layers=layers))
-                for name, layers in choice.drafter_gpu_layers
-            ),
-        )
+        placed = choice.config(target, drafters, replaced)
+        if placed.reason:
+            report(placed.reason, 0.0)
+        return placed.config
 
     return prepare
 

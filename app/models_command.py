@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from gguf.constants import LlamaFileType
 
+from app.choices import SetChoice
 from app.terminal import TransferLine, size_text
-from engine.config import SetConfig
 from engine.errors import SettingError
 from models import hub
 from models.budget import forecast
@@ -165,8 +165,11 @@ def _pair(args: argparse.Namespace) -> None:
     if not verdicts:
         print(f"  none; {suggest(target)}.")
     chosen = choose_drafters(target)
+    placed = SetChoice().config(target, chosen)
     print(f"Without --drafters: {', '.join(Path(name).stem for name in chosen)}. In memory, this")
-    print(f"  {forecast(SetConfig(target, chosen)).summary}.")
+    print(f"  {forecast(placed.config).summary}.")
+    if placed.reason:
+        print(f"{placed.reason}.")
 
 
 def _derive(args: argparse.Namespace) -> None:

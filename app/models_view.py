@@ -40,8 +40,13 @@ def _model(model: InstalledModel, *, is_loaded: bool) -> str:
     return f"<tr>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def memory(foreseen: Forecast) -> str:
-    """What a set would take of the memory that is free, as a bar with one part for each model."""
+def memory(foreseen: Forecast, placement: str = "") -> str:
+    """What a set would take of the memory that is free, as a bar with one part for each model.
+
+    Args:
+        foreseen: What it would take.
+        placement: Why its layers lie where they do; empty where there is nothing to say.
+    """
     whole = max(foreseen.free_bytes, foreseen.lasting_bytes, 1)
     parts = "".join(
         f'<span data-part="{index % 6}" style="width:{100 * need.lasting / whole:.1f}%" '
@@ -54,9 +59,11 @@ def memory(foreseen: Forecast) -> str:
     )
     summary = foreseen.summary[:1].upper() + foreseen.summary[1:]
     mark = "✓" if foreseen.fits else "✗"
+    placed = f" {escape(placement)}." if placement else ""
     return (
         f'<div class="q-memory"><h3>Memory</h3><div class="q-memory-bar" role="img" aria-label="{escape(summary)}">'
-        f'{parts}</div><ul class="q-memory-keys">{keys}</ul><p class="q-small">{mark} {escape(summary)}.</p></div>'
+        f'{parts}</div><ul class="q-memory-keys">{keys}</ul>'
+        f'<p class="q-small">{mark} {escape(summary)}.{placed}</p></div>'
     )
 
 

@@ -12,14 +12,12 @@ from engine.config import (
     Exactness,
     GenerationSettings,
     LookAhead,
-    ModelPlacement,
     Policy,
     Sampling,
     Shape,
     Speculation,
     VoteMode,
     WeightRule,
-    default_threads,
 )
 from engine.errors import SettingError
 from engine.loader import FREE_DRAFTERS
@@ -52,11 +50,13 @@ def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
         "--ctx", type=int, metavar="TOKENS", help=f"context size ({DEFAULT_CONTEXT_TOKENS}); 0: model's"
     )
     models.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: physical cores")
-    models.add_argument("--gpu-layers", type=int, metavar="N", help="layers on the GPU; -1: all (default), 0: none")
+    models.add_argument(
+        "--gpu-layers", type=int, metavar="N", help="layers on the GPU; -1: all, 0: none; default: all that find room"
+    )
     models.add_argument(
         "--drafter-gpu-layers",
         metavar="NAME=N,...",
-        help="layers on the GPU for single drafters; default: as --gpu-layers",
+        help="layers on the GPU for single drafters; default: as --gpu-layers, or what is chosen",
     )
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument("--policy", metavar="RULE", help="auto (default), minions, adaedl, fixed:N, off or plain")
@@ -88,10 +88,8 @@ def set_choice(args: argparse.Namespace) -> SetChoice:
         target=STARTER_NAME if args.target is None else str(resolve(args.target)),
         drafters=drafters,
         context_tokens=DEFAULT_CONTEXT_TOKENS if args.ctx is None else args.ctx,
-        placement=ModelPlacement(
-            threads=default_threads() if args.threads is None else args.threads,
-            gpu_layers=-1 if args.gpu_layers is None else args.gpu_layers,
-        ),
+        threads=args.threads,
+        gpu_layers=args.gpu_layers,
         exactness=Exactness(args.exactness or Exactness.EXACT.value),
         drafter_gpu_layers=_gpu_layers(args.drafter_gpu_layers or ""),
     )

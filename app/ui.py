@@ -25,9 +25,8 @@ from app.models_tab import adding, deriving, fetching
 from app.page_state import PageState, page_state
 from app.service import Service
 from app.set_controls import drafter_updates, target_update
-from engine.config import GenerationSettings, ModelPlacement, SetConfig
+from engine.config import GenerationSettings, SetConfig
 from engine.errors import QuorumError
-from engine.loader import FREE_DRAFTERS
 from models.budget import forecast
 from models.catalogue import recommended, this_machine
 from models.library import STARTER_NAME, list_models, resolve
@@ -322,11 +321,8 @@ class _Handlers:
         """What the set that is chosen would take."""
         try:
             choice = self._layout.models.sets.choice(values, self._base)
-            drafters = tuple(name if name in FREE_DRAFTERS else str(resolve(name)) for name in choice.drafters or ())
-            placement = choice.placement or ModelPlacement()
-            return models_view.memory(
-                forecast(SetConfig(resolve(choice.target), drafters, choice.context_tokens, placement))
-            )
+            placed = choice.config(resolve(choice.target), choice.drafters or (), self._loaded_config())
+            return models_view.memory(forecast(placed.config), placed.reason)
         except QuorumError:
             return ""  # loading says what is wrong with the choice
 
@@ -380,16 +376,22 @@ class _Handlers:
             self._base, target=result.document["target"], drafters=tuple(result.document["specs"][result.best])
         )
         policy = result.document["policies"][result.best].partition(":")[0]
-        return _attempt(lambda: self._service.load(preparation(choice))), policy
+        return self._load(lambda: choice), policy
 
     def check(self) -> str:
         return _attempt(self._service.check)
 
     def load_starter(self) -> str:
-        return _attempt(lambda: self._service.load(preparation(replace(self._base, target=STARTER_NAME))))
+        return self._load(lambda: replace(self._base, target=STARTER_NAME))
 
     def load(self, values: Values) -> str:
-        return _attempt(lambda: self._service.load(preparation(self._layout.models.sets.choice(values, self._base))))
+        return self._load(lambda: self._layout.models.sets.choice(values, self._base))
+
+    def _load(self, choose: Callable[[], SetChoice]) -> str:
+        return _attempt(lambda: self._service.load(preparation(choose(), self._loaded_config())))
+
+    def _loaded_config(self) -> SetConfig | None:
+        return self._service.loaded.config if self._service.loaded else None
 
     def load_again(self) -> str:
         load = self._service.last_load

@@ -17,7 +17,7 @@ from engine.drafters.suffix import SuffixDrafter
 from engine.drafting import Panel
 from engine.errors import ModelFileError
 from engine.learning import Learning
-from engine.memory import COMPUTE_BUFFER_BYTES, check_memory
+from engine.memory import cache_in_memory, check_memory, weights_in_memory
 from engine.runtime.api import native
 from engine.runtime.context import Context, ContextSettings
 from engine.runtime.devices import choose_kv_type, has_gpu
@@ -131,7 +131,7 @@ def _learning(config: SetConfig, cost: CostModel, panel: Panel, *, allows_branch
 
 def _load_target(config: SetConfig, report: SetProgress, cancel: threading.Event | None) -> Model:
     check_gguf(config.target)
-    check_memory(config.target, config.target.stat().st_size + COMPUTE_BUFFER_BYTES, "loading it")
+    check_memory(config.target, weights_in_memory(config.target, config.placement), "loading it")
     phase = f"Loading {config.target.name}"
     return Model(
         config.target,
@@ -145,7 +145,7 @@ def _make_context(config: SetConfig, model: Model) -> Context:
     context_tokens = config.context_tokens or model.trained_context_tokens
     check_memory(
         config.target,
-        model.kv_bytes_per_token * context_tokens + COMPUTE_BUFFER_BYTES,
+        cache_in_memory(model, config.placement, context_tokens),
         f"a context of {context_tokens} tokens",
     )
     return Context(model, target_settings(config, context_tokens))
@@ -183,7 +183,7 @@ def _load_drafter(
     if cancel is not None and cancel.is_set():
         raise LoadCancelled(f"loading {path.name} was cancelled")
     check_gguf(path)
-    check_memory(path, path.stat().st_size + COMPUTE_BUFFER_BYTES, "loading it as a drafter")
+    check_memory(path, weights_in_memory(path, config.placement_of(spec)), "loading it as a drafter")
     phase = f"Loading drafter {path.stem}"
     return ModelDrafter.load(
         path,

@@ -8,6 +8,7 @@ system gives up the mapped originals of copied weights without harm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,10 @@ _BYTES_PER_NUMBER = {KvType.F16: 2.0, KvType.BF16: 2.0, KvType.Q8_0: 34 / 32}
 _CELL_STEP = 256
 _BOOKKEEPING_BYTES = 24 * 2**20
 _FEW_CONTEXT_TOKENS = 1024
+_PASSES_BESIDE_ONE_OF_THE_TARGET = 3
+"""How often a drafter runs while its target runs once, about: what it is worth to have it on the faster processor."""
+_GPU_SHARE_TO_FILL = 0.9
+"""Of what is free on the GPU, as a forecast may be wrong by a tenth and a full GPU fails the load."""
 _X86_REPACKED = {"Q4_0": 8, "Q4_K": 8, "IQ4_NL": 8, "MXFP4": 8}
 _ARM_REPACKED = {"Q4_0": 4, "IQ4_NL": 4, "MXFP4": 4, "Q8_0": 4, "Q4_K": 8, "Q5_K": 8, "Q6_K": 8}
 """Formats that llama.cpp reorders, and what the number of rows must be a multiple of."""
@@ -125,25 +130,86 @@ def forecast(config: SetConfig, free_bytes: int | None = None, free_gpu_bytes: i
     return result if result.fits else _with_advice(result)
 
 
-def choose_gpu_layers(config: SetConfig, free_gpu_bytes: int | None = None) -> int:
-    """The most layers of each model that find room on the GPU together; -1 when all do, or when there is no GPU.
+@dataclass(frozen=True, slots=True)
+class PlacedSet:
+    """A set with layers on the GPU for each of its models, and why they are so many."""
 
-    Drafters have fewer layers than their target, so that a number which splits the target has them whole on the GPU.
+    config: SetConfig
+    reason: str
+    """One sentence; empty when there was nothing to choose, as without a GPU."""
+
+
+def place(config: SetConfig, replaced: SetConfig | None = None, free_gpu_bytes: int | None = None) -> PlacedSet:
+    """Put on the GPU what finds room there: all of it, or what makes a step fastest.
+
+    When not everything fits, drafters come whole and before the target's layers wherever that keeps more reading off
+    the slower memory: they are small, and run several times for each of the target's passes.
+
+    Args:
+        config: Drafters with a placement of their own keep it; `placement.gpu_layers` is what is chosen.
+        replaced: The set that is unloaded before this one is loaded, whose room on the GPU is free then.
+        free_gpu_bytes: None reads what is free now.
+
+    Raises:
+        ModelFileError: a file cannot be used.
     """
     if not has_gpu():
-        return -1
+        return PlacedSet(config, "")
     if free_gpu_bytes is None:
-        free_gpu_bytes = _free_gpu_bytes()
-    everything = replace(config, placement=replace(config.placement, gpu_layers=-1))
-    needs = forecast(everything, free_gpu_bytes=free_gpu_bytes).needs
-    depths = [max(1, read_header(need.path).layer_count) for need in needs]
+        free_gpu_bytes = _free_gpu_bytes() + (forecast(replaced).gpu_bytes if replaced else 0)
+    whole = replace(config, placement=replace(config.placement, gpu_layers=-1))
+    needs = forecast(whole, free_gpu_bytes=free_gpu_bytes).needs
+    gpu_bytes = sum(need.gpu for need in needs)
+    room_bytes = _GPU_SHARE_TO_FILL * free_gpu_bytes
+    if gpu_bytes <= room_bytes:
+        return PlacedSet(
+            whole, f"All models run on the GPU: they need {_size(gpu_bytes)} of {_size(free_gpu_bytes)} free"
+        )
+    fixed = {name for name, _ in config.drafter_placements}
+    drafters = dict(zip(_files(config.drafters), needs[1:], strict=True))
+    room_bytes -= sum(drafters[name].gpu for name in fixed)
+    movable = sorted((name for name in drafters if name not in fixed), key=lambda name: drafters[name].gpu)
+    depth = max(1, read_header(config.target).layer_count)
 
-    def gpu_bytes(layers: int) -> float:
-        return sum(need.gpu * min(1.0, layers / depth) for need, depth in zip(needs, depths, strict=True))
+    def layers_beside(count: int) -> int:
+        """Of the target, with so many of the smallest drafters on the GPU; negative when these alone are too many."""
+        left_bytes = room_bytes - sum(drafters[name].gpu for name in movable[:count])
+        return min(depth, math.floor(depth * left_bytes / max(1, needs[0].gpu)))
 
-    deepest = max(depths)
-    fitting = next(layers for layers in range(deepest, -1, -1) if gpu_bytes(layers) <= free_gpu_bytes)
-    return -1 if fitting == deepest else fitting
+    def read_bytes(count: int) -> float:
+        """Weights read from the GPU's memory while the target runs once."""
+        of_target = _weights_bytes(config.target) * layers_beside(count) / depth
+        return of_target + _PASSES_BESIDE_ONE_OF_THE_TARGET * sum(
+            _weights_bytes(Path(name)) for name in movable[:count]
+        )
+
+    possible = [count for count in range(len(movable) + 1) if count == 0 or layers_beside(count) >= 0]
+    count = max(possible, key=lambda count: (read_bytes(count), count))
+    layers = max(0, layers_beside(count))
+    gpu_layers = -1 if layers == depth else layers
+    placement = replace(config.placement, gpu_layers=gpu_layers)
+    own = [
+        (name, replace(placement, gpu_layers=-1 if name in movable[:count] else 0))
+        for name in movable
+        if (name in movable[:count]) != (gpu_layers == -1)
+    ]
+    placed = replace(config, placement=placement, drafter_placements=(*config.drafter_placements, *own))
+    return PlacedSet(placed, _placement_reason(free_gpu_bytes, movable[:count], layers, depth))
+
+
+def _placement_reason(free_gpu_bytes: int, first: Sequence[str], layers: int, depth: int) -> str:
+    if not first and not layers:
+        return f"The GPU has {_size(free_gpu_bytes)} free, too little for a layer: all runs on the CPU"
+    of_target = "the whole target" if layers == depth else f"{layers} of the target's {depth} layers"
+    if not first:
+        return f"The GPU has {_size(free_gpu_bytes)} free: {of_target} there, the rest on the CPU"
+    names = " and ".join(Path(name).stem for name in first)
+    runs = "runs" if len(first) == 1 else "run"
+    return f"The GPU has {_size(free_gpu_bytes)} free: {names} first, which {runs} most often, then {of_target}"
+
+
+def _weights_bytes(path: Path) -> int:
+    return read_header(path).size_bytes
 
 
 def estimate(path: Path, context_tokens: int, is_target: bool) -> MemoryNeed:

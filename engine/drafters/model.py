@@ -18,7 +18,7 @@ import numpy as np
 from engine.config import MAX_DRAFT_TOKENS, KvType, ModelPlacement
 from engine.drafters.base import Drafter, DraftRequest, Score
 from engine.errors import IncompatibleDrafter
-from engine.memory import COMPUTE_BUFFER_BYTES, check_memory
+from engine.memory import cache_in_memory, check_memory
 from engine.runtime.context import Context, ContextSettings, PassCancelled, Run
 from engine.runtime.model import LoadProgress, Model
 from engine.runtime.vocabulary import Vocabulary, check_compatible
@@ -123,7 +123,7 @@ class ModelDrafter(Drafter):
                         "Choose a drafter without recurrent layers."
                     )
                 settings = drafter_settings(placement, context_tokens)
-                needed_bytes = model.kv_bytes_per_token * settings.context_tokens + COMPUTE_BUFFER_BYTES
+                needed_bytes = cache_in_memory(model, placement, settings.context_tokens)
                 check_memory(path, needed_bytes, f"a drafter's context of {settings.context_tokens} tokens")
                 return cls(name, model, Context(model, settings), executor)
             except BaseException:

@@ -113,6 +113,18 @@ class Model:
         return int(native().lib.llama_model_n_layer(self.handle))
 
     @property
+    def stated_layers(self) -> int:
+        """What the header says, also of a model loaded for its vocabulary alone; 0 where it says nothing."""
+        architecture = self._metadata("general.architecture")
+        count = self._metadata(f"{architecture}.block_count")
+        return int(count) if count.isdecimal() else 0
+
+    def _metadata(self, key: str) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        native().lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
     def can_roll_back(self) -> bool:
         """Whether cached tokens can be removed from the end; recurrent and hybrid models cannot."""
         lib = native().lib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from app.server import PORTS_TRIED, create_app, listen
 from app.service import Service
 from engine.config import GenerationSettings, Policy, PolicyKind, Speculation
 from engine.errors import EnvironmentProblem, ModelFileError, SettingError
+from engine.runtime.devices import Device
+from models import budget
 
 HOST = "127.0.0.1"
 
@@ -66,6 +69,20 @@ def test_names_become_files(starter: Path, home: Path) -> None:
     assert config.drafters == ("ngram", "suffix")
     with pytest.raises(ModelFileError, match="nothing-like-it"):
         preparation(SetChoice("nothing-like-it"))(lambda _phase, _share: None, threading.Event())
+
+
+def test_layers_are_chosen_unless_they_are_given(starter: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Device("CUDA0", "a GPU", free_bytes=2**20, total_bytes=2**33)
+    monkeypatch.setattr(budget, "has_gpu", lambda: True)
+    monkeypatch.setattr(budget, "list_devices", lambda: (small,))
+    said: list[str] = []
+    chosen = SetChoice(str(starter), drafters=(), context_tokens=512)
+    placed = preparation(chosen)(lambda phase, _share: said.append(phase), threading.Event())
+    assert placed.placement.gpu_layers == 0
+    assert said[-1].startswith("The GPU has 1 MB free, too little for a layer")
+    given = preparation(replace(chosen, gpu_layers=7))(lambda phase, _share: said.append(phase), threading.Event())
+    assert given.placement.gpu_layers == 7
+    assert len(said) == 1
 
 
 @pytest.fixture

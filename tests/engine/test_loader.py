@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from collections import Counter
@@ -12,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
+from engine import memory
 from engine.config import ModelPlacement, SetConfig, Speculation
 from engine.errors import IncompatibleDrafter, MemoryShortage, ModelFileError, QuorumError, SettingError
 from engine.loader import LoadedSet
 from engine.runtime.api import native
-from engine.runtime.model import LoadCancelled
+from engine.runtime.model import LoadCancelled, Model
 from engine.session import Session
 from tests.engine.conftest import GREEDY, PLAIN, answer, never, settings, tokens_of
 from tests.engine.making import ARCHITECTURE, TEMPLATE, TOKENS, patched_copy, write_tiny_mamba
@@ -171,6 +173,25 @@ def test_a_drafters_cache_that_memory_cannot_hold_is_refused_before_it_is_made(
     with pytest.raises(MemoryShortage, match=r"few-bits\.gguf: a drafter's context of 82\d\d tokens needs about"):
         LoadedSet.load(config(starter, draft_models["few-bits"], context_tokens=8192))
     assert (handles.counts["llama_model_load_from_file"], handles.counts["llama_init_from_model"]) == (2, 1)
+
+
+@pytest.mark.parametrize(("gpu_layers", "share"), [(0, 1.0), (10, 2 / 3), (30, 0.0), (-1, 0.0)])
+def test_what_lies_on_a_gpu_needs_no_main_memory(
+    starter: Path, monkeypatch: pytest.MonkeyPatch, gpu_layers: int, share: float
+) -> None:
+    placement = ModelPlacement(1, gpu_layers)
+    with contextlib.closing(Model(starter)) as model:
+        cache_bytes = model.kv_bytes_per_token * 1000
+        whole = (starter.stat().st_size, cache_bytes)
+        assert _in_memory(starter, model, placement) == whole, "without a GPU the number of layers means nothing"
+        monkeypatch.setattr(memory, "has_gpu", lambda: True)
+        assert _in_memory(starter, model, placement) == pytest.approx([size * share for size in whole], abs=1)
+
+
+def _in_memory(path: Path, model: Model, placement: ModelPlacement) -> tuple[int, int]:
+    """Of weights and of a cache of 1,000 tokens, without buffers."""
+    sizes = (memory.weights_in_memory(path, placement), memory.cache_in_memory(model, placement, 1000))
+    return sizes[0] - memory.COMPUTE_BUFFER_BYTES, sizes[1] - memory.COMPUTE_BUFFER_BYTES
 
 
 def test_a_load_can_be_cancelled_in_every_phase(starter: Path, draft_models: dict[str, Path], handles: Handles) -> None:

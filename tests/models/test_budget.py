@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from gguf.constants import LlamaFileType
 from engine.config import ModelPlacement, SetConfig
 from engine.errors import ModelFileError
 from models import budget, dry_run
-from models.budget import choose_gpu_layers, estimate, forecast
+from models.budget import PlacedSet, estimate, forecast, place
 from models.derive import write_copy
 from models.gguf_file import read_tensors
 from tests.models.making import write_tiny_llama
@@ -194,12 +196,75 @@ def test_a_drafter_is_counted_where_it_is_placed(starter: Path, monkeypatch: pyt
     assert drafter.cache == 0 < target.cache
 
 
-def test_the_gpu_takes_as_many_layers_as_find_room(copies: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SetConfig(copies["Q8_0"], (str(copies["Q4_0 without a layer"]),), 1024)
-    assert choose_gpu_layers(config, 0) == -1
+@pytest.fixture
+def placed_set(copies: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> SetConfig:
+    """A target of 30 layers with two drafters, on a machine whose GPU is in name only."""
     monkeypatch.setattr(budget, "has_gpu", lambda: True)
-    target, drafter = forecast(config, GIGABYTE, GIGABYTE).needs
-    assert choose_gpu_layers(config, target.gpu + drafter.gpu) == -1
-    assert choose_gpu_layers(config, target.gpu + drafter.gpu - 1) == 29
-    assert choose_gpu_layers(config, (target.gpu + drafter.gpu) // 3) == 9
-    assert choose_gpu_layers(config, 0) == 0
+    return SetConfig(copies["Q8_0"], ("ngram", str(copies["Q4_0 without a layer"]), str(copies["Q2_K"])), 1024)
+
+
+def layers_of(placed: PlacedSet) -> tuple[int, ...]:
+    """Of the target and of each model drafter."""
+    config = placed.config
+    return (
+        config.placement.gpu_layers,
+        *(config.placement_of(name).gpu_layers for name in config.drafters if name != "ngram"),
+    )
+
+
+def on_gpu(config: SetConfig) -> list[int]:
+    return [need.gpu for need in forecast(config, GIGABYTE, GIGABYTE).needs]
+
+
+def room(size_bytes: float) -> int:
+    """Free GPU memory of which so much is filled."""
+    return math.ceil(size_bytes / budget._GPU_SHARE_TO_FILL) + 1
+
+
+def test_without_a_gpu_nothing_is_placed(starter: Path) -> None:
+    config = SetConfig(starter, (str(starter),), 1024)
+    assert place(config) == PlacedSet(config, "")
+
+
+def test_everything_goes_to_the_gpu_where_it_finds_room(placed_set: SetConfig) -> None:
+    placed = place(placed_set, free_gpu_bytes=room(sum(on_gpu(placed_set))))
+    assert placed.config == placed_set
+    assert placed.reason.startswith("All models run on the GPU")
+
+
+def test_drafters_come_first_and_then_as_many_layers_as_fit(placed_set: SetConfig) -> None:
+    target, *drafters = on_gpu(placed_set)
+    placed = place(placed_set, free_gpu_bytes=room(sum(drafters) + target * 10.5 / 30))
+    assert layers_of(placed) == (10, -1, -1)
+    assert "which run most often, then 10 of the target's 30 layers" in placed.reason
+    assert sum(on_gpu(placed.config)) <= sum(drafters) + target * 10.5 / 30
+    tight = place(placed_set, free_gpu_bytes=room(min(drafters)))
+    assert sorted(layers_of(tight)) == [-1, 0, 0]
+    none = place(placed_set, free_gpu_bytes=2**20)
+    assert layers_of(none) == (0, 0, 0)
+    assert "too little" in none.reason
+
+
+def test_a_drafter_that_takes_more_room_than_it_is_worth_stays_off(
+    placed_set: SetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a long context a drafter's cache and buffers are larger than its weights."""
+    monkeypatch.setattr(budget, "_weights_bytes", lambda path: 10**9 if path == placed_set.target else 10**6)
+    target, *_ = on_gpu(placed_set)
+    placed = place(placed_set, free_gpu_bytes=room(target))
+    assert layers_of(placed) == (-1, 0, 0)
+    assert "the whole target there" in placed.reason
+
+
+def test_what_the_user_places_stays_there(placed_set: SetConfig) -> None:
+    few = placed_set.drafters[2]
+    config = replace(placed_set, drafter_placements=((few, ModelPlacement(gpu_layers=0)),))
+    target, other, none = on_gpu(config)
+    assert none == 0
+    assert layers_of(place(config, free_gpu_bytes=room(other + target / 3))) == (10, -1, 0)
+
+
+def test_the_replaced_set_makes_room(placed_set: SetConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_free_gpu_bytes", lambda: room(0))
+    assert layers_of(place(placed_set)) == (0, 0, 0)
+    assert layers_of(place(placed_set, replaced=replace(placed_set, context_tokens=4096))) == (-1, -1, -1)
