@@ -143,7 +143,7 @@ class Panel:
         for drafter in self.models:
             if cost.knows_drafter(drafter.name):
                 continue
-            drafter.begin(range(MEASURED_READ_TOKENS))
+            drafter.begin(_measured_text(drafter))
             self.catch_up((drafter.name,), MEASURED_READ_TOKENS, cost, cancel)
             drafted_ms = {
                 threads: self._drafted_ms(drafter, threads, cost, cancel)
@@ -162,7 +162,7 @@ class Panel:
             started = cost.clock()
             self._result(drafter.name, drafter.start(request))
             fastest_ms = min(fastest_ms, (cost.clock() - started) * 1e3 / max(1, drafter.last_passes))
-        drafter.begin(range(MEASURED_READ_TOKENS))
+        drafter.begin(_measured_text(drafter))
         return fastest_ms
 
     def start_look_ahead(
@@ -182,6 +182,11 @@ class Panel:
         """Stop the drafters that run ahead and wait for them; what they have."""
         ahead.stop.set()
         return [self._result(name, future) for name, future in ahead.futures.items()]
+
+
+def _measured_text(drafter: Drafter) -> list[int]:
+    """Tokens that the drafter knows, however few these are."""
+    return [token % drafter.vocabulary_size for token in range(MEASURED_READ_TOKENS)]
 
 
 class Drafting(ABC):

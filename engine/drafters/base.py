@@ -92,6 +92,11 @@ class Drafter(ABC):
         return None
 
     @property
+    def vocabulary_size(self) -> int:
+        """Token numbers that it can read are below this; without a model, all are."""
+        return 2**31
+
+    @property
     def threads(self) -> int:
         """Processor threads it was given."""
         return 1

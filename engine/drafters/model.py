@@ -169,6 +169,10 @@ class ModelDrafter(Drafter):
         return len(self._committed) - self._known
 
     @property
+    def vocabulary_size(self) -> int:
+        return self.model.vocabulary.size
+
+    @property
     def threads(self) -> int:
         return self._context.settings.threads
 

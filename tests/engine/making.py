@@ -86,7 +86,7 @@ def write_tiny_mamba(vocabulary_of: Path, path: Path) -> Path:
 TINY_TOKENS = 96
 
 
-def write_tiny_llama(path: Path, noise: float = 0.0) -> Path:
+def write_tiny_llama(path: Path, noise: float = 0.0, tokens: int = TINY_TOKENS) -> Path:
     """A random llama of two layers and few tokens, in Q8_0; with noise, one that agrees with it only in part."""
     width, feed_forward, layers = 64, 96, 2
     random, disturbance = np.random.default_rng(5), np.random.default_rng(6)
@@ -100,8 +100,8 @@ def write_tiny_llama(path: Path, noise: float = 0.0) -> Path:
     writer.add_file_type(int(gguf.LlamaFileType.MOSTLY_Q8_0))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(["<|start|>", "<|end|>", *(chr(ord("!") + number) for number in range(TINY_TOKENS - 2))])
-    writer.add_token_types([3, 3, *[1] * (TINY_TOKENS - 2)])
+    writer.add_token_list(["<|start|>", "<|end|>", *(chr(ord("!") + number) for number in range(tokens - 2))])
+    writer.add_token_types([3, 3, *[1] * (tokens - 2)])
     writer.add_token_merges(["0 1"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
@@ -115,8 +115,8 @@ def write_tiny_llama(path: Path, noise: float = 0.0) -> Path:
         kind = gguf.GGMLQuantizationType.Q8_0
         writer.add_tensor(name, gguf.quants.quantize(weights.astype(np.float32), kind), raw_dtype=kind)
 
-    add("token_embd.weight", TINY_TOKENS, width)
-    add("output.weight", TINY_TOKENS, width)
+    add("token_embd.weight", tokens, width)
+    add("output.weight", tokens, width)
     add("output_norm.weight", width)
     for layer in range(layers):
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):

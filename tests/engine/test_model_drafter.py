@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from engine.config import ModelPlacement
+from engine.cost import CostModel
 from engine.drafters.base import DraftRequest, KeepDrafting, Score, always
 from engine.drafters.model import SCORED_CATCH_UP_TOKENS, SPARE_CELLS, ModelDrafter
+from engine.drafting import MEASURED_READ_TOKENS, Panel
 from engine.runtime.model import Model
 from engine.types import Draft
+from tests.engine.making import write_tiny_llama
 
 CONTEXT_TOKENS = 512
 COUNTING = "one two three four five six seven eight nine ten, "
@@ -86,6 +89,18 @@ def catch_up(drafter: ModelDrafter, count: int) -> int:
     future = drafter.start_catch_up(count, threading.Event())
     assert future is not None
     return future.result()
+
+
+def test_a_drafter_with_few_tokens_is_measured_with_those(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", tokens=MEASURED_READ_TOKENS // 2)
+    target = Model(path, vocabulary_only=True)
+    tiny = ModelDrafter.load(path, "tiny", target.vocabulary, placement=ModelPlacement(threads=1), context_tokens=128)
+    panel, cost = Panel([tiny]), CostModel()
+    panel.measure(cost, threading.Event())
+    assert panel.failures == {}
+    assert cost.knows_drafter("tiny")
+    tiny.close()
+    target.close()
 
 
 def test_it_says_the_same_however_the_text_came_about(
