@@ -215,13 +215,27 @@ class Conversations:
                 database.execute("UPDATE conversations SET title = ? WHERE id = ?", (title.strip(), conversation_id))
                 self._remember(replace(conversation, title=title.strip()))
 
-    def add_turn(self, conversation_id: str, question: str, system_prompt: str) -> int | None:
-        """Append a question; returns the turn's index, or None when the conversation is gone."""
+    def add_turn(
+        self, conversation_id: str, question: str, system_prompt: str, replaced: int | None = None
+    ) -> int | None:
+        """Append a question; returns the turn's index, or None when the conversation is gone.
+
+        Args:
+            conversation_id: Of the conversation.
+            question: What is asked.
+            system_prompt: What the model is told before the conversation.
+            replaced: Turns from this index on go, in the same transaction; None keeps all.
+        """
         with self._writing() as database:
             conversation = self.get(conversation_id)
             if conversation is None:
                 return None
-            number = len(conversation.turns)
+            kept = conversation.turns[:replaced]
+            number = len(kept)
+            for table in ("turns", "batches"):
+                database.execute(
+                    f"DELETE FROM {table} WHERE conversation = ? AND number >= ?", (conversation_id, number)
+                )
             database.execute(
                 "INSERT INTO turns (conversation, number, question) VALUES (?, ?, ?)",
                 (conversation_id, number, question),
@@ -230,7 +244,7 @@ class Conversations:
                 "UPDATE conversations SET system_prompt = ?, changed_at = ? WHERE id = ?",
                 (system_prompt, time.time(), conversation_id),
             )
-            turns = (*conversation.turns, Turn(question))
+            turns = (*kept, Turn(question))
             self._remember(replace(conversation, turns=turns, system_prompt=system_prompt))
             return number
 
@@ -251,19 +265,6 @@ class Conversations:
                 "INSERT INTO batches (conversation, number, text, tokens) VALUES (?, ?, ?, ?)",
                 (conversation_id, index, text, _tokens_text(tokens)),
             )
-
-    def drop_turns(self, conversation_id: str, start: int) -> tuple[Turn, ...]:
-        """Take the turns from `start` on away and return them."""
-        with self._writing() as database:
-            conversation = self.get(conversation_id)
-            if conversation is None:
-                return ()
-            for table in ("turns", "batches"):
-                database.execute(
-                    f"DELETE FROM {table} WHERE conversation = ? AND number >= ?", (conversation_id, start)
-                )
-            self._remember(replace(conversation, turns=conversation.turns[:start]))
-            return conversation.turns[start:]
 
     def delete(self, conversation_id: str) -> None:
         with self._writing() as database:

@@ -122,14 +122,7 @@ class Service:
         Raises:
             QuorumError: the question is empty, the conversation is busy or gone, or no set is loaded or being loaded.
         """
-        if not question.strip():
-            raise PromptError("the message is empty; write something to answer")
-        with self._wake:
-            self._require_ready(conversation_id)
-            turn = self.conversations.add_turn(conversation_id, question, system_prompt)
-            if turn is None:
-                raise NotReady("this conversation is no longer there; start a new chat")
-            return self._start(Run(conversation_id, turn, settings, self._clock, self._grace_s))
+        return self._ask(conversation_id, question, settings, system_prompt)
 
     def retry(self, conversation_id: str, settings: GenerationSettings, system_prompt: str = "") -> Run:
         """Answer the last question of a conversation anew.
@@ -153,12 +146,7 @@ class Service:
         Raises:
             QuorumError: as `ask`.
         """
-        if not question.strip():
-            raise PromptError("the message is empty; write something to answer")
-        with self._wake:
-            self._require_ready(conversation_id)
-            self.conversations.drop_turns(conversation_id, turn)
-            return self.ask(conversation_id, question, settings, system_prompt)
+        return self._ask(conversation_id, question, settings, system_prompt, turn)
 
     def resume(self, conversation_id: str, settings: GenerationSettings) -> Run:
         """Go on with the last answer of a conversation where it ended.
@@ -231,6 +219,23 @@ class Service:
                 job.cancel()
         self._thread.join()
         self.errands.close()
+
+    def _ask(
+        self,
+        conversation_id: str,
+        question: str,
+        settings: GenerationSettings,
+        system_prompt: str,
+        replaced: int | None = None,
+    ) -> Run:
+        if not question.strip():
+            raise PromptError("the message is empty; write something to answer")
+        with self._wake:
+            self._require_ready(conversation_id)
+            turn = self.conversations.add_turn(conversation_id, question, system_prompt, replaced)
+            if turn is None:
+                raise NotReady("this conversation is no longer there; start a new chat")
+            return self._start(Run(conversation_id, turn, settings, self._clock, self._grace_s))
 
     def _require_ready(self, conversation_id: str) -> None:
         run = self._runs.get(conversation_id)

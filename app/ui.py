@@ -72,6 +72,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
             handlers.follow,
             [layout.conversation, layout.chats.search, layout.view],
             handlers.shown,
+            trigger_mode="multiple",  # else Gradio leaves out a stream that is asked for while the one before it ends
             concurrency_limit=None,
             show_progress="hidden",
             api_visibility="private",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -87,15 +88,35 @@ def test_deleting_takes_everything_with_it() -> None:
     assert store.add_turn(conversation_id, "late", "") is None
 
 
-def test_turns_are_dropped_from_one_on() -> None:
+def test_a_question_takes_the_place_of_another_and_what_came_after() -> None:
     store = Conversations()
     conversation_id = answered(store)
     store.add_turn(conversation_id, "two", "")
-    assert [turn.question for turn in store.drop_turns(conversation_id, 1)] == ["two"]
+    store.append(conversation_id, 1, "half an ans", TOKENS)
+    assert store.add_turn(conversation_id, "two, please", "", replaced=1) == 1
     conversation = store.get(conversation_id)
     assert conversation is not None
+    assert conversation.turns == (ANSWERED, Turn("two, please"))
+    assert store.add_turn("unknown", "two", "", replaced=0) is None
+
+
+def test_what_is_replaced_stays_unless_its_successor_is_kept(tmp_path: Path) -> None:
+    """The old turn goes and the new one comes in one transaction: whatever stops it in between undoes both."""
+    path = tmp_path / "c.sqlite3"
+    store = Conversations(path)
+    conversation_id = answered(store)
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TRIGGER stop BEFORE INSERT ON turns BEGIN SELECT RAISE(ABORT, 'stopped'); END")
+    other.close()
+    with pytest.raises(sqlite3.IntegrityError, match="stopped"):
+        store.add_turn(conversation_id, "Another one.", "", replaced=0)
+    conversation = store.get(conversation_id)
+    store.close()
+    later = Conversations(path)
+    assert conversation is not None
+    assert conversation == later.get(conversation_id)
     assert conversation.turns == (ANSWERED,)
-    assert store.drop_turns("unknown", 0) == ()
+    later.close()
 
 
 KILLED = """
