@@ -91,8 +91,6 @@ class Comparison(ReportingJob):
     def __init__(self, request: ComparisonRequest) -> None:
         super().__init__()
         self.request = request
-        self.result_id = ""
-        """Of what was kept; empty before."""
         self._seconds_left: float | None = None
 
     def peek_comparison(self) -> ComparisonSnapshot:
@@ -129,7 +127,7 @@ class Comparison(ReportingJob):
             complete = benchmark.run()
         finally:
             if journal.rows:
-                self.result_id = keep(plan, models, settings, journal.rows, complete=complete)
+                keep(plan, models, settings, journal.rows, complete=complete)
 
 
 def drafter_name(spec: str) -> str:
@@ -139,8 +137,8 @@ def drafter_name(spec: str) -> str:
 
 def keep(
     plan: Plan, models: Mapping[str, Any], settings: Mapping[str, Any], rows: Sequence[Row], *, complete: bool
-) -> str:
-    """Write a result beside the earlier ones; returns its identity. The oldest go when there are many."""
+) -> None:
+    """Write a result beside the earlier ones. The oldest go when there are many."""
     result_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     document = {
         "complete": complete,
@@ -158,7 +156,6 @@ def keep(
     write_json(_folder() / f"{result_id}.json", document)
     for old in sorted(_folder().glob("*.json"), reverse=True)[MOST_KEPT:]:
         old.unlink(missing_ok=True)
-    return result_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,13 @@ from engine.config import (
     Policy,
     PolicyKind,
     Sampling,
+    Shape,
     Speculation,
     VoteMode,
     WeightRule,
 )
 
+AS_THE_MODEL = "model"
 POLICIES = (
     ("Auto: as far as it measurably pays", PolicyKind.AUTO.value),
     ("Minions: follow the trend of acceptance", PolicyKind.MINIONS.value),
@@ -36,6 +38,8 @@ VOTE_MODES = (
     ("Tree: draft, then vote", VoteMode.TREE.value),
     ("Collective: vote on every token", VoteMode.COLLECTIVE.value),
 )
+SHAPES = (("Auto: side branches where they pay", Shape.AUTO.value), ("Chain: the voted draft alone", Shape.CHAIN.value))
+THINKING = (("As the model does", AS_THE_MODEL), ("Think first", "on"), ("Answer at once", "off"))
 LOOK_AHEADS = (("Auto", LookAhead.AUTO.value), ("On", LookAhead.ON.value), ("Off", LookAhead.OFF.value))
 
 
@@ -43,12 +47,15 @@ LOOK_AHEADS = (("Auto", LookAhead.AUTO.value), ("On", LookAhead.ON.value), ("Off
 class AnswerControls:
     """Components, in the order in which they appear."""
 
+    thinking: gr.Radio
+    """Shown where the loaded model has a switch for it."""
     system_prompt: gr.Textbox
     policy: gr.Dropdown
     fixed_length: gr.Slider
     weights: gr.Radio
     vote: gr.Radio
     look_ahead: gr.Radio
+    shape: gr.Radio
     temperature: gr.Slider
     max_tokens: gr.Textbox
     seed: gr.Textbox
@@ -90,8 +97,10 @@ class AnswerControls:
                 weights=WeightRule(values[self.weights]),
                 vote=VoteMode(values[self.vote]),
                 look_ahead=LookAhead(values[self.look_ahead]),
+                shape=Shape(values[self.shape]),
             ),
             max_tokens=whole(self.max_tokens),
+            thinking=None if values[self.thinking] == AS_THE_MODEL else values[self.thinking] == "on",
         )
 
 
@@ -99,6 +108,7 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
     """Lay the controls out, in the Gradio context at hand."""
     sampling, speculation = defaults.sampling, defaults.speculation
     is_fixed = speculation.policy.kind is PolicyKind.FIXED
+    thinking = gr.Radio(THINKING, value=AS_THE_MODEL, label="Thinking", visible=False, elem_id="thinking")
     with gr.Accordion("System prompt", open=False, elem_id="system-section"):
         system_prompt = gr.Textbox(
             label="What the model is told before the conversation",
@@ -125,6 +135,7 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
         look_ahead = gr.Radio(
             LOOK_AHEADS, value=speculation.look_ahead.value, label="Draft while the target checks", elem_id="look-ahead"
         )
+        shape = gr.Radio(SHAPES, value=speculation.shape.value, label="What is sent to the target", elem_id="shape")
         policy.change(
             lambda kind: gr.update(visible=kind == PolicyKind.FIXED.value),
             policy,
@@ -145,12 +156,14 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
             0.5, 2, value=sampling.repeat_penalty, step=0.05, label="Repeat penalty", elem_id="repeat-penalty"
         )
     return AnswerControls(
+        thinking=thinking,
         system_prompt=system_prompt,
         policy=policy,
         fixed_length=fixed_length,
         weights=weights,
         vote=vote,
         look_ahead=look_ahead,
+        shape=shape,
         temperature=temperature,
         max_tokens=max_tokens,
         seed=seed,

@@ -8,7 +8,7 @@ from html import escape
 from app.jobs import JobState, Progressed
 from app.plots import Line, line_chart
 from app.run import RunSnapshot
-from app.trace import TracedStep
+from app.trace import TracedBranch, TracedStep
 from engine.exactness import ExactnessReport
 from engine.insight import Insight
 from engine.runtime.devices import Device
@@ -191,13 +191,14 @@ def _step(step: TracedStep) -> str:
     voted = "".join(
         _cell(
             token.text,
-            "accepted" if place < step.accepted else "rejected" if place < step.sent else "trimmed",
+            "accepted" if place < step.accepted_of_voted else "rejected" if place < step.sent_of_voted else "trimmed",
             f"agreement {100 * step.agreement[place]:.0f} %" if place < len(step.agreement) else "",
         )
         for place, token in enumerate(step.voted)
     )
     if voted:
         drafts += f'<tr><th scope="row">voted</th><td>{voted}</td></tr>'
+    drafts += "".join(map(_branch, step.branches))
     said = "".join(_cell(token.text, origin) for token, origin in zip(step.emitted, step.origins, strict=True))
     total_ms = sum(step.milliseconds.values())
     verdict = f"{step.accepted} of {step.sent} accepted" if step.sent else "no draft sent"
@@ -206,6 +207,20 @@ def _step(step: TracedStep) -> str:
         f'<table class="q-table q-tree"><tbody>{drafts}<tr><th scope="row">target</th><td>{said}</td></tr></tbody>'
         f'</table><p class="q-small">{" · ".join(f"{part} {ms:.1f} ms" for part, ms in step.milliseconds.items())}</p>'
         "</details>"
+    )
+
+
+def _branch(branch: TracedBranch) -> str:
+    """A side branch, under the voted token in whose place its own first one would stand."""
+    choice = "second choice" if branch.is_second else "lost the vote"
+    cells = "".join(
+        _cell(token.text, "accepted" if place < branch.accepted else "rejected", f"side branch, {choice}")
+        for place, token in enumerate(branch.tokens)
+    )
+    after = f"after {branch.fork} voted" if branch.fork else "from the start"
+    return (
+        f'<tr><th scope="row">{escape(branch.drafter)}<br><small>side branch {after}, {choice}</small></th>'
+        f"<td>{cells}</td></tr>"
     )
 
 

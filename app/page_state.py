@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app import compare_view, inside_view, models_view, views
-from app.conversations import Entry
+from app.conversations import Entry, Turn
+from app.run import RunSnapshot
 from app.service import Service
 from app.token_view import token_view
+from app.trace import TracedStep
+from engine.insight import Insight
 from engine.runtime.devices import list_devices
+from engine.types import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class PageState:
     can_resume: bool
     is_loading: bool
     can_load_again: bool
+    can_switch_thinking: bool
     is_empty_handed: bool
     """Nothing is loaded and nothing has been tried: the user is to choose."""
     inside: str
@@ -35,8 +40,6 @@ class PageState:
     is_checking: bool
     comparing: str
     is_comparing: bool
-    result_id: str
-    """Of the comparison that was finished last; empty before."""
     errand: str
     is_on_errand: bool
     entries: tuple[Entry, ...]
@@ -52,50 +55,92 @@ class PageState:
         )
 
 
-def page_state(service: Service, conversation_id: str, words: str = "", *, shows_tokens: bool = False) -> PageState:
-    """What a page that shows this conversation has to show now. Counts as reading its answer.
+class PageWatch:
+    """Looks at the service for one page, several times a second; what is costly is made anew only when it changed."""
 
-    Args:
+    def __init__(self, service: Service, conversation_id: str, words: str = "", *, shows_tokens: bool = False) -> None:
+        """Args:
+        service: Is looked at.
+        conversation_id: The conversation that the page shows.
         words: What the list of conversations is searched for.
         shows_tokens: Whether answers are shown token by token.
-    """
-    load = service.last_load
-    run = service.run_of(conversation_id)
-    # The answer before the conversation: one that is over has been kept there by then.
-    answer = run.read() if run else None
-    conversation = service.conversations.get(conversation_id)
-    turns = conversation.turns if conversation else ()
-    running = None if answer is None or answer.is_over else answer
-    ahead = service.jobs_ahead(run) if run and running else ()
-    loaded, insight = service.loaded, service.insight
-    is_loading = load is not None and not load.is_over
-    check = service.last_check
-    errand = service.errands.last
-    comparison = service.last_comparison
-    cards = inside_view.empty()
-    if insight is not None:
-        cards = inside_view.cards(insight, answer, list_devices())
-    return PageState(
-        messages=views.transcript(turns, running, ahead),
-        tokens=token_view(turns, running) if shows_tokens else "",
-        live=views.live_panel(answer),
-        status=views.ENDED if service.is_closed else views.status(loaded, load.peek() if load else None),
-        hint=views.progress_of(running, ahead) if running else views.hint(loaded is not None, is_loading),
-        meter=views.context_meter(answer, loaded.context_tokens if loaded else 0),
-        is_answering=running is not None,
-        can_retry=bool(turns) and not running,
-        can_resume=bool(turns) and not running and bool(turns[-1].answer and turns[-1].note),
-        is_loading=is_loading,
-        can_load_again=load is not None and not is_loading and loaded is None,
-        is_empty_handed=loaded is None and load is None,
-        inside=cards,
-        exactness=inside_view.exactness(service.exactness, check.peek() if check else None),
-        trace=inside_view.WRITING if running else inside_view.trace(service.trace),
-        is_checking=check is not None and not check.is_over,
-        comparing=compare_view.progress(comparison.peek_comparison() if comparison else None),
-        is_comparing=comparison is not None and not comparison.is_over,
-        result_id=comparison.result_id if comparison and comparison.is_over else "",
-        errand=models_view.errand(errand),
-        is_on_errand=errand is not None and not errand.is_over,
-        entries=service.conversations.find(words),
-    )
+        """
+        self._service = service
+        self._conversation_id = conversation_id
+        self._words = words
+        self._shows_tokens = shows_tokens
+        self._devices = list_devices()
+        self._revision: int | None = None
+        self._entries: tuple[Entry, ...] = ()
+        self._insight: Insight | None = None
+        self._cards = inside_view.empty()
+        self._traced: tuple[TracedStep, ...] = ()
+        self._trace = inside_view.trace(())
+
+    def look(self) -> PageState:
+        """What the page has to show now. Counts as reading its answer."""
+        service = self._service
+        load = service.last_load
+        run = service.run_of(self._conversation_id)
+        # The answer before the conversation: one that is over has been kept there by then.
+        answer = run.read() if run else None
+        conversation = service.conversations.get(self._conversation_id)
+        turns = conversation.turns if conversation else ()
+        running = None if answer is None or answer.is_over else answer
+        ahead = service.jobs_ahead(run) if run and running else ()
+        loaded = service.loaded
+        is_loading = load is not None and not load.is_over
+        check = service.last_check
+        errand = service.errands.last
+        comparison = service.last_comparison
+        return PageState(
+            messages=views.transcript(turns, running, ahead),
+            tokens=token_view(turns, running) if self._shows_tokens else "",
+            live=views.live_panel(answer),
+            status=views.ENDED if service.is_closed else views.status(loaded, load.peek() if load else None),
+            hint=views.progress_of(running, ahead) if running else views.hint(loaded is not None, is_loading),
+            meter=views.context_meter(answer, loaded.context_tokens if loaded else 0),
+            is_answering=running is not None,
+            can_retry=bool(turns) and not running,
+            can_resume=bool(turns) and not running and _is_unfinished(turns[-1]),
+            is_loading=is_loading,
+            can_load_again=load is not None and not is_loading and loaded is None,
+            can_switch_thinking=loaded is not None and loaded.has_thinking_switch,
+            is_empty_handed=loaded is None and load is None,
+            inside=self._inside(answer),
+            exactness=inside_view.exactness(service.exactness, check.peek() if check else None),
+            trace=inside_view.WRITING if running else self._last_steps(),
+            is_checking=check is not None and not check.is_over,
+            comparing=compare_view.progress(comparison.peek_comparison() if comparison else None),
+            is_comparing=comparison is not None and not comparison.is_over,
+            errand=models_view.errand(errand),
+            is_on_errand=errand is not None and not errand.is_over,
+            entries=self._listed(),
+        )
+
+    def _listed(self) -> tuple[Entry, ...]:
+        revision = self._service.conversations.revision
+        if revision != self._revision:
+            # The number before the list: what changes in between is seen the next time.
+            self._revision = revision
+            self._entries = self._service.conversations.find(self._words)
+        return self._entries
+
+    def _inside(self, answer: RunSnapshot | None) -> str:
+        insight = self._service.insight
+        if insight is not self._insight:
+            self._insight = insight
+            self._cards = inside_view.empty() if insight is None else inside_view.cards(insight, answer, self._devices)
+        return self._cards
+
+    def _last_steps(self) -> str:
+        traced = self._service.trace
+        if traced is not self._traced:
+            self._traced = traced
+            self._trace = inside_view.trace(traced)
+        return self._trace
+
+
+def _is_unfinished(turn: Turn) -> bool:
+    """Whether there is an answer that the model did not end itself."""
+    return bool(turn.answer) and turn.finish_reason is not FinishReason.STOP

@@ -65,6 +65,10 @@ class RunSnapshot:
     """Why the last step had the length it had."""
     tokens_per_second_now: float | None = None
     finish_reason: FinishReason | None = None
+    dropped_messages: int = 0
+    """The oldest messages that the target was not given, for want of room; known once it is over."""
+    rewritten_tokens: int = 0
+    """Tokens of the conversation so far that had to be read anew, since the template renders them differently now."""
     is_abandoned: bool = False
     """It was ended because nobody was reading."""
     error: str = ""
@@ -113,7 +117,7 @@ class Run(Job):
         self._speculation: SpeculationState | None = None
         self._length_reason = ""
         self._emitted: deque[tuple[float, int]] = deque()
-        self._finish_reason: FinishReason | None = None
+        self._finished: Finished | None = None
         self._is_abandoned = False
 
     def read(self) -> RunSnapshot:
@@ -164,7 +168,7 @@ class Run(Job):
                     self._text = [self.begun, event.text]
                     self._thinking = [event.thinking]
                     del self._tokens[self._begun_tokens + len(event.token_ids) :]
-                    self._finish_reason = event.reason
+                    self._finished = event
                 else:
                     batch = tuple(map(_answer_token, event.tokens, event.token_texts))
                     self._text.append(event.text)
@@ -212,7 +216,9 @@ class Run(Job):
             speculation=self._speculation,
             length_reason=self._length_reason,
             tokens_per_second_now=self._pace(),
-            finish_reason=self._finish_reason,
+            finish_reason=self._finished.reason if self._finished else None,
+            dropped_messages=self._finished.dropped_messages if self._finished else 0,
+            rewritten_tokens=self._finished.rewritten_tokens if self._finished else 0,
             is_abandoned=self._is_abandoned,
             error=self._error,
         )

@@ -59,8 +59,10 @@ def _answer(question: str, tokens: Sequence[AnswerToken], in_all: int) -> str:
 def _token(token: AnswerToken) -> str:
     about = f"{token.provenance.value}: {MEANINGS[token.provenance]}"
     if token.proposers:
+        agreement = f"agreement {100 * token.agreement:.0f} %"
         about += (
-            f"\nproposed by {', '.join(token.proposers)}\nagreement {100 * token.agreement:.0f} %"
+            f"\nproposed by {', '.join(token.proposers)}"
+            f"\n{agreement if token.agreement else 'on a side branch: the vote had gone to another token'}"
             f"\ndrafter's probability {100 * token.probability:.0f} %"
         )
     about += f"\ntoken {token.id}"

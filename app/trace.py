@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.types import StepDone
+from engine.types import Provenance, StepDone
 
 TextOf = Callable[[Sequence[int]], str]
 """Token ids to the text they read as."""
@@ -28,6 +28,19 @@ class TracedDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class TracedBranch:
+    """A side branch of the token tree that was sent."""
+
+    fork: int
+    """How many of the voted tokens come before it."""
+    drafter: str
+    is_second: bool
+    """A drafter's second choice, rather than the first choice of one that lost the vote."""
+    tokens: tuple[TracedToken, ...]
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class TracedStep:
     """One step."""
 
@@ -40,7 +53,11 @@ class TracedStep:
     winner: str
     agreement: tuple[float, ...]
     sent: int
+    """Tokens sent to the target, those of side branches included."""
+    sent_of_voted: int
     accepted: int
+    accepted_of_voted: int
+    branches: tuple[TracedBranch, ...]
     emitted: tuple[TracedToken, ...]
     origins: tuple[str, ...]
     look_ahead: str
@@ -54,6 +71,11 @@ def traced(event: StepDone, text: TextOf) -> TracedStep:
         return tuple(TracedToken(number, text([number])) for number in ids)
 
     step, times = event.step, event.step.times
+    trunk = step.sent.trunk.tokens
+    accepted = [token.id for token in event.tokens if token.provenance is Provenance.ACCEPTED]
+    same = (at for at, (ours, voted) in enumerate(zip(accepted, trunk, strict=False)) if ours != voted)
+    on_trunk = next(same, min(len(accepted), len(trunk)))
+    beyond = accepted[on_trunk:]
     parts = ("plan", "draft", "vote", "verify", "sample", "other")
     return TracedStep(
         context_tokens=step.context_tokens,
@@ -63,7 +85,20 @@ def traced(event: StepDone, text: TextOf) -> TracedStep:
         winner=step.winner,
         agreement=step.agreement,
         sent=step.verified,
+        sent_of_voted=len(trunk),
         accepted=step.accepted,
+        accepted_of_voted=on_trunk,
+        branches=tuple(
+            TracedBranch(
+                branch.fork,
+                branch.source,
+                branch.is_second,
+                tokens(branch.tokens),
+                # No two branches that leave at one place begin with the same token.
+                len(beyond) if branch.fork == on_trunk and beyond and branch.tokens[0] == beyond[0] else 0,
+            )
+            for branch in step.sent.branches
+        ),
         emitted=tokens([token.id for token in event.tokens]),
         origins=tuple(token.provenance.value for token in event.tokens),
         look_ahead=step.look_ahead,

@@ -22,7 +22,7 @@ from app.compare_tab import set_choices
 from app.comparison import kept_results, read_result
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.models_tab import adding, deriving, fetching
-from app.page_state import PageState, page_state
+from app.page_state import PageState, PageWatch
 from app.service import Service
 from app.set_controls import drafter_updates, target_update
 from engine.config import GenerationSettings, SetConfig
@@ -180,7 +180,7 @@ class _Handlers:
         self._service = service
         self._layout = layout
         self._base = base
-        self._newest_streams: dict[str, object] = {}
+        self._newest_streams: dict[str, PageWatch] = {}
         self.shown = [
             layout.chat,
             layout.tokens,
@@ -194,6 +194,7 @@ class _Handlers:
             layout.resume,
             layout.models.sets.cancel,
             layout.load_again,
+            layout.answers.thinking,
             layout.welcome,
             layout.inside,
             layout.exactness,
@@ -212,22 +213,26 @@ class _Handlers:
     ) -> AsyncIterator[tuple[Any, ...]]:
         """Stream the page's state until all is quiet; only what has changed is sent."""
         page = request.session_hash
-        mark = self._newest_streams[page] = object()
+        watch = self._newest_streams[page] = PageWatch(
+            self._service, conversation_id, words, shows_tokens=view == TOKEN_VIEW
+        )
         shown: tuple[Any, ...] = ()
         try:
             while True:
                 began_at = time.monotonic()
-                state = page_state(self._service, conversation_id, words, shows_tokens=view == TOKEN_VIEW)
+                state = watch.look()
                 values = _values_of(state, conversation_id)
                 if values != shown:
                     yield _changes(shown, values)
                     shown = values
-                if state.is_quiet or self._service.is_closed or self._newest_streams.get(page) is not mark:
+                if state.is_quiet or self._service.is_closed:
                     return
                 # Rendering and sending happened while this waited to be resumed; they count.
                 await asyncio.sleep(max(SHORTEST_PAUSE_S, began_at + UPDATE_INTERVAL_S - time.monotonic()))
+                if self._newest_streams.get(page) is not watch:
+                    return
         finally:
-            if self._newest_streams.get(page) is mark:
+            if self._newest_streams.get(page) is watch:
                 del self._newest_streams[page]
 
     def open_conversation(self, of_tab: str, last: str) -> str:
@@ -448,6 +453,7 @@ def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
         gr.update(visible=state.can_resume),
         gr.update(visible=state.is_loading),
         gr.update(visible=state.can_load_again),
+        gr.update(visible=state.can_switch_thinking),
         gr.update(visible=state.is_empty_handed),
         state.inside,
         state.exactness,

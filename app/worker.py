@@ -40,6 +40,8 @@ class LoadedFacts:
     config: SetConfig
     context_tokens: int
     drafters: tuple[str, ...]
+    has_thinking_switch: bool = False
+    """Whether the model can be told to think first, or not to."""
 
     @property
     def name(self) -> str:
@@ -172,7 +174,12 @@ class Worker:
         self._loaded = LoadedSet.load(config, report, cancel)
         self._sessions = SessionPool(self._loaded, self._recall)
         self.insight = insight(self._loaded)
-        self.facts = LoadedFacts(config, self._loaded.context.context_tokens, self._loaded.panel.names)
+        self.facts = LoadedFacts(
+            config,
+            self._loaded.context.context_tokens,
+            self._loaded.panel.names,
+            self._loaded.template.has_thinking_switch,
+        )
 
     def _go_back(self, config: SetConfig, report: PhaseReport, error: Exception) -> None:
         def report_return(phase: str, share: float) -> None:
@@ -188,8 +195,11 @@ class Worker:
         target = str(sessions.target)
         is_prompt_kept = False
         looked_at = 0.0
+        settings = run.settings
+        if self.facts is not None and not self.facts.has_thinking_switch:
+            settings = replace(settings, thinking=None)  # it was set for another model
         try:
-            for event in session.chat(messages, run.settings, run.cancelled, run.begun):
+            for event in session.chat(messages, settings, run.cancelled, run.begun):
                 batch = run.record(event)
                 self._has_learnt = True
                 if isinstance(event, StepDone):
@@ -253,7 +263,19 @@ def check(config: SetConfig) -> None:
 
 
 def note_on(answer: RunSnapshot, context_tokens: int) -> str:
-    """Why an answer ended, where that is worth a word."""
+    """Why an answer ended and what the model was not told, where that is worth a word."""
+    parts = [_end_of(answer, context_tokens)]
+    if answer.dropped_messages:
+        parts.append(f"the {answer.dropped_messages} oldest messages had no room in the context and were left out")
+    if answer.rewritten_tokens:
+        parts.append(
+            f"{answer.rewritten_tokens} tokens of the conversation were read anew, since the model's template "
+            "now writes them differently"
+        )
+    return "; ".join(filter(None, parts))
+
+
+def _end_of(answer: RunSnapshot, context_tokens: int) -> str:
     if answer.finish_reason is FinishReason.CANCELLED:
         return "stopped, since no page was reading" if answer.is_abandoned else "stopped"
     if answer.finish_reason is FinishReason.LENGTH:

@@ -309,4 +309,5 @@ class Pipeline:
             reason=plan.reason,
             drafts=tuple(draft for draft in ballot.drafts if draft.tokens),
             voted=ballot.voted,
+            sent=sent,
         )

@@ -244,6 +244,8 @@ class StepRecord:
     """What each drafter proposed, before the vote."""
     voted: VotedDraft = field(default_factory=VotedDraft)
     """What the vote made of it, before trimming."""
+    sent: TokenTree = field(default_factory=lambda: TokenTree(VotedDraft()))
+    """What was sent to the target, side branches included."""
 
 
 @dataclass(frozen=True, slots=True)

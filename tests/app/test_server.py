@@ -14,7 +14,7 @@ from app.choices import SetChoice, preparation
 from app.controls import AnswerControls
 from app.server import PORTS_TRIED, create_app, listen
 from app.service import Service
-from engine.config import GenerationSettings, Policy, PolicyKind, Speculation
+from engine.config import GenerationSettings, Policy, PolicyKind, Shape, Speculation
 from engine.errors import EnvironmentProblem, ModelFileError, SettingError
 from engine.runtime.devices import Device
 from models import budget
@@ -85,6 +85,9 @@ def test_layers_are_chosen_unless_they_are_given(starter: Path, home: Path, monk
     assert len(said) == 1
 
 
+GIVEN = Speculation(Policy(PolicyKind.FIXED, 5), shape=Shape.CHAIN)
+
+
 @pytest.fixture
 def controls() -> AnswerControls:
     import gradio as gr
@@ -92,13 +95,20 @@ def controls() -> AnswerControls:
     from app.controls import build_answer_controls
 
     with gr.Blocks():
-        return build_answer_controls(GenerationSettings(speculation=Speculation(Policy(PolicyKind.FIXED, 5))))
+        return build_answer_controls(GenerationSettings(speculation=GIVEN))
 
 
 def test_untouched_controls_say_what_they_were_built_with(controls: AnswerControls) -> None:
     values = {component: component.value for component in controls.all()}
-    expected = GenerationSettings(speculation=Speculation(Policy(PolicyKind.FIXED, 5)))
-    assert controls.settings(values) == expected
+    assert controls.settings(values) == GenerationSettings(speculation=GIVEN)
+
+
+@pytest.mark.parametrize(("choice", "thinking"), [("model", None), ("on", True), ("off", False)])
+def test_thinking_is_the_models_own_choice_unless_it_is_made(
+    controls: AnswerControls, choice: str, thinking: bool | None
+) -> None:
+    values = {component: component.value for component in controls.all()}
+    assert controls.settings(values | {controls.thinking: choice}).thinking is thinking
 
 
 def test_controls_refuse_what_makes_no_sense(controls: AnswerControls) -> None:

@@ -374,3 +374,22 @@ def test_nothing_outlives_close(set_config: SetConfig) -> None:
     assert set(threading.enumerate()) <= threads
     with pytest.raises(NotReady, match="shutting down"):
         service.load(loading(set_config))
+
+
+def test_old_turns_that_had_no_room_are_told(loaded: Service) -> None:
+    question = f"{'word ' * 500}\n\n{LONG}"
+    run = finished(ask(loaded, question, 4))
+    finished(loaded.ask(run.conversation_id, question, settings(4)))
+    first, second = turns_of(loaded, run.conversation_id)
+    assert first.answer
+    assert "left out" not in first.note
+    assert second.note.endswith("the 2 oldest messages had no room in the context and were left out")
+
+
+def test_thinking_that_was_set_for_another_model_is_left_to_this_one(loaded: Service) -> None:
+    assert loaded.loaded is not None
+    assert not loaded.loaded.has_thinking_switch
+    conversation_id = loaded.conversations.create().id
+    run = finished(loaded.ask(conversation_id, SHORT, replace(settings(4), thinking=True)))
+    assert run.peek().error == ""
+    assert run.peek().text
