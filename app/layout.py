@@ -33,7 +33,7 @@ class Layout:
     tabs: gr.Tabs
     chats: ChatList
     chat: gr.Chatbot
-    welcome: gr.Group
+    welcome: gr.Column
     starter: gr.Button
     recommended: gr.Button
     own_file: gr.Button
@@ -108,7 +108,7 @@ def _chat_tab(defaults: GenerationSettings) -> dict[str, Any]:
             container=False,
             elem_id="answer-view",
         )
-        with gr.Group(visible=False, elem_id="welcome") as parts["welcome"]:
+        with gr.Column(visible=False, elem_id="welcome") as parts["welcome"]:
             gr.HTML(views.WELCOME, apply_default_css=False)
             parts["starter"] = gr.Button("Try it now with the starter: 98 MB", variant="primary", elem_id="use-starter")
             parts["recommended"] = gr.Button("What suits this machine", elem_id="use-recommended")

@@ -115,7 +115,7 @@ def status(facts: LoadedFacts | None, load: Progressed | None) -> str:
     elif not is_loading:
         stopped = "Loading was stopped. " if load is not None and load.state is JobState.CANCELLED else ""
         parts.append(
-            f'<p class="q-loaded"><b>No model is loaded.</b> <span>{stopped}Choose one under Model and drafters; '
+            f'<p class="q-loaded"><b>No model is loaded.</b> <span>{stopped}Choose one under Models; '
             "the starter (98 MB) is fetched when it is not on this machine.</span></p>"
         )
     return "".join(parts)

@@ -1,4 +1,6 @@
-"""Make the README's screenshots: start Quorum as a user does, ask something, and picture its tabs in light and dark.
+"""Make the README's screenshots: start Quorum, ask something, and picture its tabs in light and dark.
+
+Nothing of yours is pictured or touched: conversations and models are in a folder that is there for this run alone.
 
 Run from the repository: `python scripts/screenshots.py`. Needs playwright and a Chromium, as the browser test does.
 """
@@ -6,11 +8,13 @@ Run from the repository: `python scripts/screenshots.py`. Needs playwright and a
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -33,19 +37,27 @@ def main() -> None:
     if executable is None:
         sys.exit(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
     PICTURES.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
-        [sys.executable, "-u", "launch.py", "--no-browser", *options], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        url = _url(process)
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
-            _picture(browser, url, "light", asks=True)
-            _picture(browser, url, "dark", asks=False)
-            browser.close()
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+    with tempfile.TemporaryDirectory() as home:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "launch.py", "--no-browser", *options],
+            cwd=ROOT,
+            env=os.environ | {"QUORUM_HOME": home},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _picture_all(_url(process), executable)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+
+def _picture_all(url: str, executable: str) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        _picture(browser, url, "light", asks=True)
+        _picture(browser, url, "dark", asks=False)
+        browser.close()
 
 
 def _url(process: subprocess.Popen[str]) -> str:
@@ -63,7 +75,11 @@ def _picture(browser: Browser, url: str, scheme: str, *, asks: bool) -> None:
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(url)
-    page.wait_for_selector("#status .q-loaded b")
+    page.wait_for_selector("#use-starter:visible, #hint:has-text('Enter sends')")
+    if page.locator("#use-starter").is_visible():
+        page.screenshot(path=PICTURES / f"welcome-{scheme}.png")
+        page.locator("#use-starter").click()
+        page.wait_for_selector("#hint:has-text('Enter sends')")
     if asks:
         _ask(page)
         _compare(page)

