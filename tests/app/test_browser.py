@@ -441,6 +441,7 @@ def test_tokens_are_shown_with_their_origin(page: Page) -> None:
     expect(page.locator("#resume, #retry").first).to_be_visible()
     tokens = page.locator("#tokens .q-tokens .q-t")
     expect(tokens).to_have_count(40)
+    assert page.locator("#tokens").evaluate("card => getComputedStyle(card).overflowY") == "auto"
     origins = {tokens.nth(index).get_attribute("data-o") for index in range(40)}
     assert origins <= {"accepted", "corrected", "bonus", "plain"}
     assert "token " in (tokens.first.get_attribute("title") or "")
