@@ -25,7 +25,9 @@ def test_shipped_prompts_are_many_varied_and_split() -> None:
     assert set(counts) == CATEGORIES
     assert min(counts.values()) >= 7
     by_half = Counter((prompt.category, prompt.half) for prompt in prompts)
-    assert all(by_half[category, half] >= 2 for category in CATEGORIES for half in (Half.TUNE, Half.REPORT))
+    # About half of the answers of a small model loop and count in no figure.
+    assert all(by_half[category, Half.REPORT] >= 6 for category in CATEGORIES)
+    assert all(by_half[category, Half.TUNE] >= 4 for category in CATEGORIES)
 
 
 def test_few_shipped_prompts_are_copied_from() -> None:
