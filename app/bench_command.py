@@ -37,7 +37,7 @@ from engine.runtime.model import LoadCancelled
 from models.atomic import replacing, write_json
 from models.expand import build_fixtures
 from models.library import resolve
-from models.progress import Cancelled, Progress, stop_if_asked
+from models.progress import Cancelled, stop_if_asked
 from models.starter import fetch_starter
 
 EXIT_INTERRUPTED = 130
@@ -144,11 +144,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(directory: Path, progress: ProgressLine, cancel: threading.Event) -> int:
-    def report(step: Progress) -> None:
-        stop_if_asked(cancel, "building")
-        progress.show_bytes(step)
-
-    fixtures = build_fixtures(directory, fetch_starter(report, cancel), report)
+    starter = fetch_starter(progress.show_bytes, cancel)
+    fixtures = build_fixtures(directory, starter, progress.show_bytes, cancel=cancel)
     progress.clear()
     for path in (*fixtures.targets.values(), *fixtures.drafters.values()):
         print(path)

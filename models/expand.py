@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +24,12 @@ from pathlib import Path
 import numpy as np
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
-from engine.config import default_threads
 from engine.errors import ModelFileError
-from engine.runtime.quantize import quantize
 from models.atomic import clear_leftovers, require_free_bytes, scratch_beside
 from models.derive import write_copy
 from models.gguf_file import read_header
-from models.progress import Progress, Report, no_report
+from models.progress import Progress, Report, no_report, stop_if_asked
+from models.quantising import quantized_copy
 from models.rewrite import Array, Change, PlannedTensor, Source, SourceTensor, write_model
 
 SEED = 576
@@ -92,23 +92,39 @@ def build_fixtures(
     starter: Path,
     report: Report = no_report,
     expansions: Sequence[Expansion] = (ONE_BILLION, THREE_BILLION),
+    cancel: threading.Event | None = None,
 ) -> Fixtures:
-    """Build what is missing of the expansions and degraded drafters in `directory`; what is there and fits stays."""
+    """Build what is missing of the expansions and degraded drafters in `directory`; what is there and fits stays.
+
+    Raises:
+        Cancelled: `cancel` was set; files that were finished stay.
+    """
     targets: dict[str, Path] = {}
     drafters: dict[str, Path] = {}
     for file_name, (layers, file_type) in DRAFTERS.items():
         path = drafters[Path(file_name).stem] = directory / file_name
         if not _is_usable(path, recipe=""):
-            write_copy(starter, path, layers, file_type, _under(file_name, report))
+            write_copy(starter, path, layers, file_type, _under(file_name, report), cancel)
     for expansion in expansions:
         path = targets[Path(expansion.file_name).stem] = directory / expansion.file_name
         if not _is_usable(path, expansion.recipe):
-            expand(starter, path, expansion, _under(expansion.file_name, report))
+            expand(starter, path, expansion, _under(expansion.file_name, report), cancel)
     return Fixtures(targets, drafters)
 
 
-def expand(source: Path, destination: Path, expansion: Expansion, report: Report = no_report) -> None:
-    """Write the expansion of `source` to `destination`, by way of a half-precision file beside it."""
+def expand(
+    source: Path,
+    destination: Path,
+    expansion: Expansion,
+    report: Report = no_report,
+    cancel: threading.Event | None = None,
+) -> None:
+    """Write the expansion of `source` to `destination`, by way of a half-precision file beside it.
+
+    Raises:
+        ModelFileError: the source is no plain llama model.
+        Cancelled: `cancel` was set; nothing is left behind.
+    """
     model = Source(source)
     facts = model.facts
     layer_names = {match[2] for tensor in model.tensors if (match := _BLOCK.match(tensor.name))}
@@ -124,6 +140,7 @@ def expand(source: Path, destination: Path, expansion: Expansion, report: Report
     def wrote(size_bytes: int) -> None:
         nonlocal done_bytes
         done_bytes += size_bytes
+        stop_if_asked(cancel, f"building {destination.name}")
         report(Progress("writing half precision", done_bytes, total_bytes))
 
     changes: dict[str, Change] = {
@@ -138,8 +155,7 @@ def expand(source: Path, destination: Path, expansion: Expansion, report: Report
     require_free_bytes(destination.parent, total_bytes * 3 // 2, f"building {destination.name}")
     with scratch_beside(destination) as half_precision:
         write_model(model, half_precision, planned, changes, wrote)
-        report(Progress("quantising"))
-        quantize(half_precision, destination, expansion.file_type, default_threads())
+        quantized_copy(half_precision, destination, expansion.file_type, report, cancel)
 
 
 def _plan(model: Source, expansion: Expansion) -> list[PlannedTensor]:

@@ -41,7 +41,7 @@ def quantized_copy(
         ModelFileError: llama.cpp cannot do it; the message says why.
         Cancelled: `cancel` was set; takes effect within a fraction of a second.
     """
-    phase = f"quantising {source.name}"
+    phase = f"quantising {destination.name}"
     expected_bytes = _expected_bytes(source, file_type)
     arguments = [str(source.resolve()), str(destination.resolve()), str(int(file_type)), str(default_threads())]
     with _ended(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from models.derive import write_copy
 from models.expand import DRAFTERS, Expansion, build_fixtures, expand
 from models.gguf_file import read_header
 from models.identity import hash_file
-from models.progress import Progress
+from models.progress import Cancelled, Progress
 from tests.models.making import greedy_tokens, write_tiny_llama
 
 TINY = Expansion("target-tiny.gguf", "tiny cost", extra_layers=7, feed_forward=160)
@@ -81,6 +83,20 @@ def test_building_again_repairs_what_does_not_fit_and_keeps_the_rest(tmp_path: P
     changed = {"target-tiny.gguf", "drafter-q8.gguf"}
     assert {name for name in first if first[name] != second[name]} == changed
     assert all(first[name][1] == second[name][1] for name in first), "rebuilt files are the same, byte for byte"
+
+
+@pytest.mark.parametrize("moment", ["writing half precision", "quantising"])
+def test_an_expansion_can_be_stopped_and_leaves_nothing(tmp_path: Path, moment: str) -> None:
+    source = write_tiny_llama(tmp_path / "source.gguf", layer_count=2)
+    cancel = threading.Event()
+
+    def stop(progress: Progress) -> None:
+        if progress.phase.startswith(moment):
+            cancel.set()
+
+    with pytest.raises(Cancelled):
+        expand(source, tmp_path / "larger.gguf", replace(TINY, feed_forward=40_000), stop, cancel)
+    assert os.listdir(tmp_path) == ["source.gguf"]
 
 
 def test_what_cannot_be_expanded_is_refused(tmp_path: Path) -> None:
