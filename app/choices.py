@@ -14,7 +14,7 @@ from engine.loader import FREE_DRAFTERS
 from models.budget import PlacedSet, place
 from models.folders import cache_folder
 from models.library import STARTER_NAME, resolve
-from models.pairing import choose_drafters
+from models.pairing import choose_drafters, order_reason
 from models.progress import Progress
 from models.starter import fetch_starter
 
@@ -93,6 +93,9 @@ def preparation(choice: SetChoice, replaced: SetConfig | None = None) -> Prepara
         if drafters is None:
             report("Looking for drafters", 0.0)
             drafters = choose_drafters(target, choice.context_tokens)
+            reason = order_reason(drafters)
+            if reason:
+                report(f"Drafters: {reason}", 0.0)
         placed = choice.config(target, drafters, replaced)
         if placed.reason:
             report(placed.reason, 0.0)

@@ -26,7 +26,7 @@ from models.gguf_file import read_header
 from models.identity import known_sha256s
 from models.layer_search import DEFAULT_SECONDS, SearchResult, search
 from models.library import STARTER_NAME, InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
-from models.pairing import Verdict, choose_drafters, pairings, suggest
+from models.pairing import Verdict, choose_drafters, order_reason, pairings, suggest
 from models.starter import fetch_starter
 
 if TYPE_CHECKING:
@@ -168,6 +168,9 @@ def _pair(args: argparse.Namespace) -> None:
     placed = SetChoice().config(target, chosen)
     print(f"Without --drafters: {', '.join(Path(name).stem for name in chosen)}. In memory, this")
     print(f"  {forecast(placed.config).summary}.")
+    reason = order_reason(chosen)
+    if reason:
+        print(f"Order: {reason}.")
     if placed.reason:
         print(f"{placed.reason}.")
 

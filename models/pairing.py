@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -145,13 +145,33 @@ def _cheapest_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
     return [model for _, model in sorted(sizes, key=lambda entry: entry[0])]
 
 
-def _most_gainful_first(models: list[InstalledModel]) -> list[InstalledModel]:
-    """Measured copies first, by cost for each foreseen token; the rest as they stand."""
-    costs = {
+def order_reason(chosen: Sequence[str]) -> str:
+    """Why `choose_drafters` gave its model drafters in this order, in one sentence; empty where it gave none."""
+    paths = [Path(name) for name in chosen if name not in FREE_DRAFTERS]
+    if not paths:
+        return ""
+    costs = _measured_costs()
+    measured = [f"{path.stem} {costs[path]:.2f}" for path in paths if path in costs]
+    others = [path.stem for path in paths if path not in costs]
+    by_size = f"{' then '.join(others)} by size, smallest first"
+    if not measured:
+        return by_size
+    by_cost = f"measured copies first, by the target's passes each foreseen token costs ({', '.join(measured)})"
+    return f"{by_cost}; then {by_size}" if others else by_cost
+
+
+def _measured_costs() -> dict[Path, float]:
+    """For each measured copy, what a token that it foresees costs, in passes of the target."""
+    return {
         copy.path: copy.cost_ratio / copy.agreement
         for copy in all_derived()
         if copy.agreement and copy.cost_ratio is not None
     }
+
+
+def _most_gainful_first(models: list[InstalledModel]) -> list[InstalledModel]:
+    """Measured copies first, by cost for each foreseen token; the rest as they stand."""
+    costs = _measured_costs()
     return sorted(models, key=lambda model: costs.get(model.path, math.inf))
 
 

@@ -11,7 +11,7 @@ from models import pairing
 from models.derive import derive, note_measurement
 from models.folders import models_folder
 from models.library import add_folder
-from models.pairing import choose_drafters, explain, pairings, suggest
+from models.pairing import choose_drafters, explain, order_reason, pairings, suggest
 from models.starter import starter_path
 from tests.models.making import token_texts, write_vocabulary
 
@@ -63,8 +63,13 @@ def test_the_three_cheapest_that_fit_are_chosen(target: Path) -> None:
 
 def test_a_measured_copy_comes_before_cheaper_models(home: Path, starter: Path) -> None:
     worse, better = derive(starter, (14,)), derive(starter, (13, 14))
-    assert [Path(path) for path in choose_drafters(starter)[2:]] == [better.path, worse.path]  # the smaller one first
-    note_measurement(worse, agreement=0.8, cost_ratio=0.95)
+    by_size = choose_drafters(starter)
+    assert [Path(path) for path in by_size[2:]] == [better.path, worse.path]  # the smaller one first
+    assert order_reason(by_size) == f"{better.path.stem} then {worse.path.stem} by size, smallest first"
+    assert order_reason(("ngram", "suffix")) == ""
+    note_measurement(worse, agreement=0.8, cost_ratio=0.96)
+    half_measured = order_reason(choose_drafters(starter))
+    assert f"({worse.path.stem} 1.20); then {better.path.stem} by size" in half_measured
     note_measurement(better, agreement=0.4, cost_ratio=0.9)
     assert [Path(path) for path in choose_drafters(starter)[2:]] == [worse.path, better.path]
 
