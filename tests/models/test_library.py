@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelFileError, SettingError
+from models import header_index
 from models.derive import derive
 from models.folders import models_folder
+from models.gguf_file import GgufFacts, read_header
 from models.library import Origin, add_folder, added_folders, list_models, remove_folder, resolve
 from models.starter import starter_path
 from tests.models.making import write_tiny_llama
@@ -40,6 +42,39 @@ def test_every_place_is_listed_starter_first(starter: Path, shelf: Path) -> None
     ]
     assert [model.derived_from for model in models] == ["", "", derived.target_sha256, ""]
     assert all(model.fault == "" and model.facts is not None for model in models)
+
+
+def test_of_many_files_only_those_that_changed_are_read_again(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the Hugging Face cache keeps them: 500 links to blobs."""
+    hub = tmp_path / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    content = write_tiny_llama(tmp_path / "one.gguf", layer_count=1).read_bytes()
+    blobs = []
+    for number in range(500):
+        repository = hub / f"models--owner--model-{number}"
+        snapshot = repository / "snapshots" / "0123abcd"
+        snapshot.mkdir(parents=True)
+        (repository / "blobs").mkdir()
+        blobs.append(repository / "blobs" / "blob")
+        blobs[-1].write_bytes(content)
+        (snapshot / f"model-{number}.gguf").symlink_to(blobs[-1])
+    read: list[Path] = []
+
+    def counted(path: Path) -> GgufFacts:
+        read.append(path)
+        return read_header(path)
+
+    monkeypatch.setattr(header_index, "read_header", counted)
+    first = list_models()
+    assert len(first) == len(read) == 500
+    read.clear()
+    assert list_models() == first
+    assert read == []
+    os.utime(blobs[7], ns=(1, 1))
+    assert list_models() == first
+    assert [path.name for path in read] == ["model-7.gguf"]
 
 
 def test_a_broken_file_is_listed_with_its_fault(shelf: Path) -> None:
