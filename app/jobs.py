@@ -1,6 +1,6 @@
 """What the service's one worker does for others: a job is watched and cancelled from any thread, done by the worker.
 
-Every change of a job raises its revision and wakes those who wait for one. Snapshots are plain data.
+Every change of a job wakes those who wait for one. Snapshots are plain data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Job:
     def __init__(self) -> None:
         self.cancelled = threading.Event()
         self._changed = threading.Condition()
-        self._revision = 0
         self._state = JobState.WAITING
         self._error = ""
 
@@ -69,7 +68,6 @@ class Job:
 
     def _touch(self) -> None:
         """Something changed; called with the lock held."""
-        self._revision += 1
         self._changed.notify_all()
 
 

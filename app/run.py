@@ -7,8 +7,7 @@ it; a page that comes back before that goes on reading where the answer has got 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.conversations import AnswerToken
@@ -50,7 +49,6 @@ class StepReading:
 class RunSnapshot:
     """An answer as it stands."""
 
-    revision: int
     state: JobState
     text: str = ""
     thinking: str = ""
@@ -104,7 +102,6 @@ class Run(Job):
         self._clock = clock
         self._grace_s = grace_s
         self._read_at = clock()
-        self._waiting_readers = 0
         self._text = [begun]
         self._thinking: list[str] = []
         self._tokens = list(begun_tokens)
@@ -126,12 +123,6 @@ class Run(Job):
             self._read_at = self._clock()
             return self._snapshot()
 
-    def read_after(self, revision: int, timeout_s: float) -> RunSnapshot:
-        """As `read`, once there is something newer than `revision`, at the latest after `timeout_s`."""
-        with self._changed, self._reading():
-            self._changed.wait_for(lambda: self._revision > revision, timeout_s)
-            return self._snapshot()
-
     def peek(self) -> RunSnapshot:
         """The answer as it stands; does not count as reading."""
         with self._changed:
@@ -146,7 +137,7 @@ class Run(Job):
     def unread_s(self) -> float:
         """Seconds since it was last read."""
         with self._changed:
-            return 0.0 if self._waiting_readers else self._clock() - self._read_at
+            return self._clock() - self._read_at
 
     def abandon(self) -> None:
         """Cancel it because nobody reads it."""
@@ -204,7 +195,6 @@ class Run(Job):
 
     def _snapshot(self) -> RunSnapshot:
         return RunSnapshot(
-            revision=self._revision,
             state=self._state,
             text="".join(self._text),
             thinking="".join(self._thinking),
@@ -222,15 +212,6 @@ class Run(Job):
             is_abandoned=self._is_abandoned,
             error=self._error,
         )
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        self._waiting_readers += 1
-        try:
-            yield
-        finally:
-            self._waiting_readers -= 1
-            self._read_at = self._clock()
 
 
 def _answer_token(token: EmittedToken, text: str) -> AnswerToken:

@@ -144,7 +144,7 @@ def alert(message: str) -> str:
 
 def live_panel(run: RunSnapshot | None) -> str:
     """The readings of an answer, running or over."""
-    run = run or RunSnapshot(0, JobState.WAITING)
+    run = run or RunSnapshot(JobState.WAITING)
     metrics = run.metrics or Metrics()
     parts = (
         _speculation_line(run.speculation),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -43,8 +43,7 @@ class Server:
     """`launch.py`, running."""
 
     url: str
-    process: subprocess.Popen[str]
-    said: list[str] = field(default_factory=list)
+    said: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,7 @@ def serving(options: list[str], environment: dict[str, str]) -> Iterator[Server]
         said.append(line)
         if match := re.search(r"ready at (http://\S+)", line):
             url = match[1]
-    yield Server(url, process, said)
+    yield Server(url, said)
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert "Traceback" not in rest, rest

@@ -21,7 +21,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def running(text: str = "", **more: object) -> RunSnapshot:
-    return RunSnapshot(1, JobState.RUNNING, text, **more)  # type: ignore[arg-type]
+    return RunSnapshot(JobState.RUNNING, text, **more)  # type: ignore[arg-type]
 
 
 def reading(html: str, name: str) -> str:
@@ -80,7 +80,7 @@ def test_transcript_takes_the_last_answer_from_the_run() -> None:
 
 def test_transcript_shows_what_an_answer_waits_for() -> None:
     load, run = Load(lambda _report, _cancel: FACTS.config), Run("c", 0, GenerationSettings(), lambda: 0.0)
-    waiting = RunSnapshot(0, JobState.WAITING)
+    waiting = RunSnapshot(JobState.WAITING)
     assert views.progress_of(waiting, (load,)) == "Waiting for the model to load"
     assert views.progress_of(waiting, (run,)) == "In the queue: 1 answer ahead"
     assert views.progress_of(waiting, (run, run)) == "In the queue: 2 answers ahead"
