@@ -16,7 +16,7 @@ from app.choices import SetChoice, preparation
 from app.options import set_choice
 from app.terminal import ProgressLine, interrupt_event
 from engine.config import default_threads
-from engine.exactness import ExactnessReport, probe
+from engine.exactness import ExactnessReport, Way, probe
 from engine.loader import LoadedSet
 from engine.runtime.api import native
 from engine.runtime.devices import list_devices
@@ -76,7 +76,7 @@ def _model_document(choice: SetChoice) -> dict[str, Any]:
         config = preparation(choice)(progress.show, cancel)
         loaded = LoadedSet.load(config, progress.show, cancel)
         resources.callback(loaded.close)
-        report = probe(loaded.context, reaches_beyond_512=True, progress=show_comparison)
+        report = probe(loaded.context, is_thorough=True, progress=show_comparison)
         cost = loaded.learning.cost
         return {
             "path": str(config.target),
@@ -91,7 +91,14 @@ def _model_document(choice: SetChoice) -> dict[str, Any]:
 
 def exactness_document(report: ExactnessReport) -> dict[str, Any]:
     """The exactness report as plain data."""
-    return {"is_exact": report.is_exact, "summary": report.summary, **dataclasses.asdict(report)}
+    return {
+        "is_exact": report.is_exact,
+        "summary": report.summary,
+        "in_words": {way.value: report.in_words(way) for way in Way},
+        "compared_rows": report.compared_rows,
+        "changed_choices": report.changed_choices,
+        **dataclasses.asdict(report),
+    }
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -120,6 +127,7 @@ def _print(report: dict[str, Any]) -> None:
             ("One-token pass", f"{model['one_token_pass_ms']:.1f} ms"),
             ("Cost of 1–16 tokens", " ".join(f"{cost:g}" for cost in model["pass_cost_by_tokens"])),
             ("Exactness", model["exactness"]["summary"]),
+            *((f"  {way}", found) for way, found in model["exactness"]["in_words"].items()),
         ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -9,7 +9,7 @@ from app.jobs import JobState, Progressed
 from app.plots import Line, line_chart
 from app.run import RunSnapshot
 from app.trace import TracedBranch, TracedStep
-from engine.exactness import ExactnessReport
+from engine.exactness import ExactnessReport, Way
 from engine.insight import Insight
 from engine.runtime.devices import Device
 
@@ -113,22 +113,19 @@ def weights(insight: Insight, run: RunSnapshot | None) -> str:
 def exactness(report: ExactnessReport | None, check: Progressed | None) -> str:
     """What the check found, or how far it has come."""
     body = (
-        "<p>Not checked since the model was loaded. The check scores a text in batches and one token at a time, and "
-        "compares every bit; it takes some seconds.</p>"
+        "<p>Not checked since the model was loaded. The check scores a text in every way drafting does and one token "
+        "at a time, and compares every bit; it takes some seconds, with a large model minutes.</p>"
     )
     if report is not None:
         rows = "".join(
-            f"<tr><th scope='row'>{finding.batch_tokens}</th><td>{finding.first_position:,}</td>"
-            f"<td>{finding.equal_rows} of {finding.compared_rows}</td><td>{finding.greatest_difference:.2g}</td>"
-            f"<td>{finding.changed_choices}</td></tr>"
-            for finding in report.findings
+            f"<tr><th scope='row'>{escape(way.value.capitalize())}</th><td>{escape(report.in_words(way))}</td></tr>"
+            for way in Way
         )
         mark = "✓" if report.is_exact else "≈"
         body = (
             f'<p><b>{mark} {escape(report.summary[:1].upper() + report.summary[1:])}.</b></p><div class="q-scroll" '
-            'tabindex="0" role="region" aria-label="Exactness by batch size"><table class="q-table"><thead><tr>'
-            '<th scope="col">Batch</th><th scope="col">From position</th><th scope="col">Equal rows</th>'
-            '<th scope="col">Largest difference</th><th scope="col">Changed choices</th></tr></thead>'
+            'tabindex="0" role="region" aria-label="Exactness by way of scoring"><table class="q-table"><thead><tr>'
+            '<th scope="col">Scored in</th><th scope="col">Against one token at a time</th></tr></thead>'
             f'<tbody>{rows}</tbody></table></div><p class="q-small">Cache {escape(report.kv_type)}, '
             f"{report.threads} threads.</p>"
         )

@@ -133,7 +133,7 @@ class Worker:
                 raise LoadCancelled("the check was stopped")
             job.report("Comparing batches with single tokens", share)
 
-        self.exactness = probe(self._loaded.context, reaches_beyond_512=True, progress=report)
+        self.exactness = probe(self._loaded.context, is_thorough=True, progress=report)
 
     def compare(self, job: Comparison) -> None:
         """Compare drafter sets on the loaded target; the loaded set is put away for it, and loaded again.

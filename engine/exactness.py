@@ -1,36 +1,93 @@
-"""Does a position's logits depend on the batch it is scored in? Measured on the loaded model, never assumed.
+"""Does a position's logits depend on how it is scored? Measured on the loaded model, never assumed.
 
-A fixed text is scored one token at a time, then again in batches of the sizes drafting uses. Where all rows are
-bit-equal, verifying a draft gives exactly the choices that plain decoding gives. How a prompt was read is not compared.
+A fixed text is scored one token at a time, as plain decoding does, then again in every way that drafting, prompts and
+conversations score it: in batches, in token trees, after other thread counts, beside other sequences, after a prompt
+read in chunks. Where all rows are bit-equal, verifying a draft gives exactly the choices that plain decoding gives;
+where they are not, the report says by how much the two best tokens move against each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.runtime.context import Context, Run
+from engine.runtime.context import Context, FloatRows, Run
 
 PROBED_TEXT = (
     "The harbour was quiet when the first boats came in. Mira counted the crates, wrote 14 in her notebook, and "
     'asked: "Is this all?" def total(items): return sum(item.price for item in items) # 3.50 + 2.25 = 5.75. '
 )
-PROBED_TOKENS = 48
-LONG_PROBE_START = 520
+PROBED_TOKENS = 32
+"""Most rows compared at one place in one way."""
+PROBED_STARTS = (64, 520)
 """Beyond 512 cells llama.cpp may split attention over threads, and results may change with it."""
-PROBED_BATCHES = (2, 3, 4, 5, 8, 12, 16)
+PROBED_BATCHES = (*range(2, 17), 24, 32)
+PROMPT_CHUNK_TOKENS = 64
+"""How the shallow place's prompt is read; the deep one's is read in passes as large as they get."""
+PROBED_REQUESTS = 3
+REQUEST_TOKENS = 4
+"""Tokens of each request in one batch."""
+THREADS_PROBED_TOKENS = 16
+BATCHED_TOKENS = 16
+"""Rows compared for each batch size, unless a batch is larger."""
+SLICE_TOKENS = 64
+"""Read at a time, so that a probe can be stopped."""
+SHORT_TOKENS = 8
+SHORT_BATCHES = (2, 4, 8)
 
 ProbeProgress = Callable[[float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class SizeFinding:
-    """How rows scored in batches of one size compare with rows scored one token at a time."""
+class Way(str, Enum):
+    """How rows were scored that are compared with plain decoding's. The value is its name for the user."""
 
-    batch_tokens: int
+    BATCH = "batches"
+    """So many tokens of the text in a pass."""
+    TREE = "token trees"
+    """As a side branch that is then followed, in a pass of so many tokens."""
+    REQUESTS = "several requests at once"
+    """Beside other sequences, in a pass of so many tokens."""
+    THREADS = "other thread counts"
+    """One token a pass, on so many threads, after a text that was read on all of them."""
+    CHANGING_THREADS = "threads changing between passes"
+    """One token a pass, on one thread and on so many by turns."""
+    PREFILL = "prompt chunks"
+    """At the end of a prompt read in chunks of so many tokens."""
+    AFTER_PREFILL = "decoding after a prompt in chunks"
+    """One token a pass, after a prompt read in chunks of so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarginShift:
+    """How far unequal rows move plain decoding's two best tokens against each other, in logits."""
+
+    rows: int
+    median: float
+    percentile_95: float
+    greatest: float
+
+    @classmethod
+    def of(cls, shifts: npt.NDArray[np.float32]) -> MarginShift:
+        """Args:
+        shifts: One for each row that is not bit-equal; at least one.
+        """
+        median, percentile_95 = np.percentile(shifts, (50, 95))
+        return cls(len(shifts), float(median), float(percentile_95), float(shifts.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How rows scored in one way compare with rows scored one token at a time."""
+
+    way: Way
+    size: int
+    """Tokens in a pass, or threads, as the way says."""
     first_position: int
     compared_rows: int
     equal_rows: int
@@ -38,6 +95,8 @@ class SizeFinding:
     """In logits; zero when all are bit-equal."""
     changed_choices: int
     """Rows whose most probable token differs."""
+    margin_shift: MarginShift | None
+    """Of the rows that differ; None when all are bit-equal."""
 
     @property
     def is_equal(self) -> bool:
@@ -46,87 +105,291 @@ class SizeFinding:
 
 @dataclass(frozen=True, slots=True)
 class ExactnessReport:
-    """Findings by batch size, shallow and deep in the context."""
+    """Findings by way, size and place."""
 
     kv_type: str
     threads: int
-    findings: tuple[SizeFinding, ...]
+    is_thorough: bool
+    findings: tuple[Finding, ...]
+    """Empty for a model that cannot take tokens back: nothing is ever drafted for it."""
+    margin_shift: MarginShift | None
+    """Of all rows that differ, whatever the way; None when all are bit-equal."""
 
     @property
     def is_exact(self) -> bool:
         return all(finding.is_equal for finding in self.findings)
 
     @property
+    def compared_rows(self) -> int:
+        return sum(finding.compared_rows for finding in self.findings)
+
+    @property
+    def changed_choices(self) -> int:
+        return sum(finding.changed_choices for finding in self.findings)
+
+    @property
     def summary(self) -> str:
-        if self.is_exact:
-            return "bit-equal in every batch size probed"
-        unequal = sorted({finding.batch_tokens for finding in self.findings if not finding.is_equal})
-        worst = max(finding.greatest_difference for finding in self.findings)
-        sizes = ", ".join(map(str, unequal))
-        return f"not bit-equal in batches of {sizes}: logits differ by up to {worst:.2g}"
+        """One clause for the user, without a full stop."""
+        if not self.findings:
+            return "nothing is drafted for this model, so there is nothing to compare"
+        if self.margin_shift is None:
+            others = [str(way.value) for way in Way if way is not Way.BATCH and self.of(way)]
+            return "bit-equal in every batch size probed" + (f"; also {', '.join(others)}" if others else "")
+        shift = self.margin_shift
+        unequal = ", ".join(f"{way.value}{_sizes(self.of(way))}" for way in Way if not _are_equal(self.of(way)))
+        return (
+            f"not bit-equal: {unequal}; the margin of the best token moves by {shift.median:.2g} (median), "
+            f"{shift.percentile_95:.2g} (95 %), {shift.greatest:.2g} at most; {self.changed_choices} of "
+            f"{self.compared_rows} choices change"
+        )
+
+    def of(self, way: Way) -> tuple[Finding, ...]:
+        """The findings of one way."""
+        return tuple(finding for finding in self.findings if finding.way is way)
+
+    def in_words(self, way: Way) -> str:
+        """What was found of one way, for the user."""
+        findings = self.of(way)
+        if not findings:
+            return "not compared"
+        rows = sum(finding.compared_rows for finding in findings)
+        if _are_equal(findings):
+            return f"bit-equal in {rows} rows"
+        differing = rows - sum(finding.equal_rows for finding in findings)
+        places = sorted({finding.first_position for finding in findings if not finding.is_equal})
+        shift = max(finding.margin_shift.greatest for finding in findings if finding.margin_shift is not None)
+        changed = sum(finding.changed_choices for finding in findings)
+        return (
+            f"{differing} of {rows} rows differ{_sizes(findings)}, from position {' and '.join(map(str, places))}; "
+            f"margins move by up to {shift:.2g}; {changed} choices change"
+        )
 
 
-def probe(
-    context: Context, *, reaches_beyond_512: bool = False, progress: ProbeProgress | None = None
-) -> ExactnessReport:
-    """Compare batches with single tokens on a sequence of its own.
+def _are_equal(findings: Sequence[Finding]) -> bool:
+    return all(finding.is_equal for finding in findings)
+
+
+def _sizes(findings: Sequence[Finding]) -> str:
+    """The sizes that are not equal, where some others are."""
+    unequal = sorted({finding.size for finding in findings if not finding.is_equal})
+    all_sizes = {finding.size for finding in findings}
+    return "" if len(unequal) == len(all_sizes) else f" of {', '.join(map(str, unequal))}"
+
+
+def probe(context: Context, *, is_thorough: bool, progress: ProbeProgress | None = None) -> ExactnessReport:
+    """Compare every way of scoring with single tokens, on sequences of its own.
 
     Args:
         context: Its owner thread must call; other sequences wait meanwhile.
-        reaches_beyond_512: Also compare after 520 tokens of context, which takes a longer prefill.
+        is_thorough: Every way, shallow and beyond 512 cells, which takes as long as some hundred tokens and a few
+            prompts of that length; otherwise a few batches and token trees at the beginning of a text, which takes as
+            long as some thirty tokens.
         progress: Called with the share done.
+
+    Raises:
+        DecodeError: llama.cpp refused a pass.
     """
-    vocabulary = context.model.vocabulary
-    text = vocabulary.tokenize(PROBED_TEXT, adds_special=False)
-    starts = [0]
-    if reaches_beyond_512 and context.context_tokens > LONG_PROBE_START + PROBED_TOKENS:
-        starts.append(LONG_PROBE_START)
-    needed = starts[-1] + PROBED_TOKENS
-    tokens = (text * (needed // len(text) + 1))[:needed]
-    sequence = context.allocate()
-    context.hold_alone(sequence)
-    findings: list[SizeFinding] = []
-    total = len(starts) * (1 + len(PROBED_BATCHES))
-    try:
-        for start in starts:
-            _fill(context, sequence, tokens[:start])
-            probed = tokens[start : start + PROBED_TOKENS]
-            reference = _score(context, sequence, probed, 1)
-            for size in PROBED_BATCHES:
-                rows = _score(context, sequence, probed, size)
-                findings.append(_compare(reference, rows, size, start))
+    settings = context.settings
+    probing = _Probing(context)
+    if context.model.can_roll_back:
+        steps = list(probing.thorough() if is_thorough else probing.short())
+        try:
+            probing.begin()
+            for done, step in enumerate(steps, start=1):
+                step()
                 if progress is not None:
-                    progress((len(findings) + start // LONG_PROBE_START + 1) / total)
-    finally:
-        context.free(sequence)
-    return ExactnessReport(context.settings.kv_type.name, context.settings.threads, tuple(findings))
-
-
-def _fill(context: Context, sequence: int, tokens: Sequence[int]) -> None:
-    size = context.settings.batch_tokens
-    for start in range(context.length(sequence), len(tokens), size):
-        context.decode([Run(sequence, tokens[start : start + size], 0)])
-
-
-def _score(context: Context, sequence: int, tokens: Sequence[int], size: int) -> npt.NDArray[np.float32]:
-    """Rows for all tokens, scored `size` at a time; the sequence is as before afterwards."""
-    start = context.length(sequence)
-    rows: list[npt.NDArray[np.float32]] = []
-    for position in range(0, len(tokens), size):
-        batch = tokens[position : position + size]
-        context.decode([Run(sequence, batch, len(batch))])
-        rows.append(context.logits().copy())
-    context.truncate(sequence, start)
-    return np.concatenate(rows)
-
-
-def _compare(reference: npt.NDArray[np.float32], rows: npt.NDArray[np.float32], size: int, start: int) -> SizeFinding:
-    difference = np.abs(reference - rows).max(axis=1)
-    return SizeFinding(
-        batch_tokens=size,
-        first_position=start,
-        compared_rows=len(rows),
-        equal_rows=int((difference == 0).sum()),
-        greatest_difference=float(difference.max()),
-        changed_choices=int((reference.argmax(axis=1) != rows.argmax(axis=1)).sum()),
+                    progress(done / len(steps))
+        finally:
+            probing.end()
+    shifts = probing.shifts
+    return ExactnessReport(
+        settings.kv_type.name,
+        settings.threads,
+        is_thorough,
+        tuple(probing.findings),
+        MarginShift.of(np.concatenate(shifts)) if shifts else None,
     )
+
+
+Step = Callable[[], None]
+
+
+class _Probing:
+    """One probe at work: a text, a sequence, and what plain decoding says at the probed places."""
+
+    def __init__(self, context: Context) -> None:
+        self.findings: list[Finding] = []
+        self.shifts: list[npt.NDArray[np.float32]] = []
+        """Margin shifts of unequal rows, one array for each finding that has any."""
+        self._context = context
+        self._sequence = -1
+        self._references: dict[int, FloatRows] = {}
+        text = context.model.vocabulary.tokenize(PROBED_TEXT, adds_special=False)
+        needed = PROBED_STARTS[-1] + PROBED_TOKENS
+        self._tokens = (text * (needed // len(text) + 1))[:needed]
+
+    def begin(self) -> None:
+        self._sequence = self._context.allocate()
+        self._context.hold_alone(self._sequence)
+
+    def end(self) -> None:
+        self._context.set_threads(self._context.settings.threads)
+        if self._sequence >= 0:
+            self._context.free(self._sequence)
+
+    def short(self) -> Iterator[Step]:
+        yield partial(self._refer, 0, SHORT_TOKENS)
+        for size in SHORT_BATCHES:
+            yield partial(self._batch, 0, size)
+        if self._context.spare_sequences >= PROBED_REQUESTS:
+            yield partial(self._tree, 0)
+
+    def thorough(self) -> Iterator[Step]:
+        """All comparisons, in an order that reads the text one by one only once."""
+        settings = self._context.settings
+        # Requests and branches may need some cells for each row.
+        starts = [start for start in PROBED_STARTS if start + 4 * PROBED_TOKENS <= self._context.context_tokens]
+        for previous, start in itertools.pairwise((0, *starts)):
+            for end in range(previous, start, SLICE_TOKENS):
+                yield partial(self._read, end, 1)
+            yield partial(self._refer, start, PROBED_TOKENS)
+            for size in PROBED_BATCHES:
+                if size <= settings.max_outputs:
+                    yield partial(self._batch, start, size)
+            for threads in range(1, settings.threads):
+                yield partial(self._on_threads, start, Way.THREADS, (threads,))
+            if settings.threads > 1:
+                yield partial(self._on_threads, start, Way.CHANGING_THREADS, (1, settings.threads))
+            if self._context.spare_sequences >= PROBED_REQUESTS:
+                yield partial(self._requests, start)
+                yield partial(self._tree, start)
+        chunks = zip(PROBED_STARTS, (PROMPT_CHUNK_TOKENS, settings.batch_tokens), strict=True)
+        for start, size in chunks:
+            if start in starts and size <= start + PROBED_TOKENS:
+                yield partial(self._prefill, start, size)
+
+    def _refer(self, start: int, count: int) -> None:
+        """Read on to `start` and keep what plain decoding says of the next `count` tokens."""
+        self._read(start, 1)
+        self._references[start] = self._one_by_one(start, start + count)
+        self._context.truncate(self._sequence, start)
+
+    def _batch(self, start: int, size: int) -> None:
+        count = min(len(self._references[start]), max(size, BATCHED_TOKENS))
+        rows = self._rows(start, start + count, size)
+        self._context.truncate(self._sequence, start)
+        self._compare(Way.BATCH, size, start, rows)
+
+    def _tree(self, start: int) -> None:
+        """Every second token is found on a side branch, followed as `engine.verify.tree` follows one."""
+        context, sequence = self._context, self._sequence
+        rows: list[FloatRows] = []
+        wrong = self._tokens[0]
+        for position in range(start, start + len(self._references[start]), 2):
+            one, two = self._tokens[position : position + 2]
+            branch = context.copy(sequence)
+            trunk = Run(sequence, (one,), 1, (branch,))
+            context.decode([trunk, Run(sequence, (wrong, wrong), 2), Run(branch, (two,), 1)])
+            rows.append(context.logits()[[0, 3]])
+            context.adopt(sequence, branch, position + 1)
+        context.truncate(sequence, start)
+        context.tidy(sequence)
+        self._compare(Way.TREE, 4, start, np.concatenate(rows))
+
+    def _requests(self, start: int) -> None:
+        """The same text as several requests that share a prompt."""
+        context = self._context
+        copies = [context.copy(self._sequence) for _ in range(PROBED_REQUESTS - 1)]
+        rows: list[FloatRows] = []
+        try:
+            for position in range(start, start + PROBED_TOKENS, REQUEST_TOKENS):
+                tokens = self._tokens[position : position + REQUEST_TOKENS]
+                context.decode([Run(sequence, tokens, len(tokens)) for sequence in (self._sequence, *copies)])
+                rows.append(context.logits().copy().reshape(PROBED_REQUESTS, len(tokens), -1))
+        finally:
+            for copy in copies:
+                context.free(copy)
+            context.truncate(self._sequence, start)
+        own_rows = np.concatenate(rows, axis=1)
+        reference = np.concatenate([self._references[start]] * PROBED_REQUESTS)
+        self._note(Way.REQUESTS, PROBED_REQUESTS * REQUEST_TOKENS, start, reference, own_rows.reshape(reference.shape))
+
+    def _on_threads(self, start: int, way: Way, counts: Sequence[int]) -> None:
+        """One token a pass, on so many threads by turns."""
+        rows: list[FloatRows] = []
+        try:
+            for number in range(THREADS_PROBED_TOKENS):
+                self._context.set_threads(counts[number % len(counts)])
+                rows.append(self._one_by_one(start + number, start + number + 1))
+        finally:
+            self._context.set_threads(self._context.settings.threads)
+            self._context.truncate(self._sequence, start)
+        self._compare(way, counts[-1], start, np.concatenate(rows))
+
+    def _prefill(self, start: int, size: int) -> None:
+        """Read a prompt in chunks, then decode; and let the prompt's own last chunk end at the same place."""
+        context, sequence = self._context, self._sequence
+        context.truncate(sequence, 0)
+        end = start + PROBED_TOKENS
+        last_chunk = end - size
+        self._read(last_chunk, size)
+        kept = min(PROBED_TOKENS, context.settings.max_outputs, size)
+        context.decode([Run(sequence, self._tokens[last_chunk:end], kept)])
+        reference = self._references[start][-kept:]
+        self._note(Way.PREFILL, size, end - kept, reference, context.logits().copy())
+        context.truncate(sequence, min(last_chunk, start))
+        self._read(start, size)
+        self._compare(Way.AFTER_PREFILL, size, start, self._one_by_one(start, end))
+
+    def _read(self, end: int, size: int) -> None:
+        """Read on to `end` in chunks."""
+        for position in range(self._context.length(self._sequence), end, size):
+            self._context.decode([Run(self._sequence, self._tokens[position : min(end, position + size)], 0)])
+
+    def _one_by_one(self, start: int, end: int) -> FloatRows:
+        return self._rows(start, end, 1)
+
+    def _rows(self, start: int, end: int, size: int) -> FloatRows:
+        """Rows of the tokens from `start` to `end`, scored `size` at a time at the end of the sequence."""
+        rows = [np.empty((0, self._context.model.vocabulary.size), np.float32)]
+        for position in range(start, end, size):
+            batch = self._tokens[position : min(end, position + size)]
+            self._context.decode([Run(self._sequence, batch, len(batch))])
+            rows.append(self._context.logits().copy())
+        return np.concatenate(rows)
+
+    def _compare(self, way: Way, size: int, start: int, rows: FloatRows) -> None:
+        self._note(way, size, start, self._references[start][: len(rows)], rows)
+
+    def _note(self, way: Way, size: int, first_position: int, reference: FloatRows, rows: FloatRows) -> None:
+        difference = np.abs(reference - rows).max(axis=1)
+        unequal = difference != 0
+        shifts = margin_shifts(reference[unequal], rows[unequal])
+        if len(shifts):
+            self.shifts.append(shifts)
+        self.findings.append(
+            Finding(
+                way=way,
+                size=size,
+                first_position=first_position,
+                compared_rows=len(rows),
+                equal_rows=int(len(rows) - unequal.sum()),
+                greatest_difference=float(difference.max()),
+                changed_choices=int((reference.argmax(axis=1) != rows.argmax(axis=1)).sum()),
+                margin_shift=MarginShift.of(shifts) if len(shifts) else None,
+            )
+        )
+
+
+def margin_shifts(reference: FloatRows, rows: FloatRows) -> npt.NDArray[np.float32]:
+    """By how much the reference's two best tokens move against each other, for each row.
+
+    Args:
+        reference: Logits of shape (rows, vocabulary).
+        rows: The same positions scored otherwise.
+    """
+    best = np.argpartition(reference, -2, axis=1)[:, -2:]
+    before = np.diff(np.take_along_axis(reference, best, axis=1), axis=1)
+    after = np.diff(np.take_along_axis(rows, best, axis=1), axis=1)
+    shifts: npt.NDArray[np.float32] = np.abs(after - before)[:, 0]
+    return shifts
