@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 180_000
+PATIENCE_MS = 600_000
 WIDTH, HEIGHT = 1280, 800
 QUESTION = "Write a Python function that adds the numbers of a list, then write it again with a docstring."
 MOST_TOKENS = "160"
