@@ -181,6 +181,8 @@ def _derive(args: argparse.Namespace) -> None:
     file_type = _FORMATS[args.bits] if args.bits else None
     if args.search and args.drop is not None:
         raise SettingError("--search chooses the layers itself; leave out --drop, or --search")
+    if args.seconds <= 0:
+        raise SettingError(f"--seconds must be more than 0, found {args.seconds:g}")
     if args.count is not None and not args.search:
         raise SettingError("--count says how many layers --search leaves out; add --search, or name layers with --drop")
     with TransferLine(sys.stderr) as line:

@@ -62,8 +62,12 @@ def list_models() -> tuple[InstalledModel, ...]:
 def resolve(name_or_path: str) -> Path:
     """The file that a user means by a path, or by the name of an installed model."""
     text = name_or_path.strip()
+    if not text:
+        raise ModelFileError(
+            "no model is named; give a name from `python launch.py models`, or the path of a GGUF file"
+        )
     path = Path(text).expanduser()
-    if text and path.is_file():
+    if path.is_file():
         return path
     if text.lower() == STARTER_NAME:
         return _present_starter()
@@ -72,7 +76,7 @@ def resolve(name_or_path: str) -> Path:
     wanted = text.lower().removesuffix(".gguf")
     if wanted in by_lower_case:
         return by_lower_case[wanted]
-    if text and path.is_dir():
+    if path.is_dir():
         raise ModelFileError(f"{path} is a folder; name a GGUF file in it")
     near = difflib.get_close_matches(wanted, by_lower_case, n=3, cutoff=0.4)
     near_names = [name for name in paths if name.lower() in near]
@@ -86,7 +90,7 @@ def remove_model(name: str) -> str:
     Other files belong to other programs or to the user, and are refused.
     """
     folder = Path(name).expanduser()
-    if folder.is_dir() or folder.resolve() in added_folders():
+    if name.strip() and (folder.is_dir() or folder.resolve() in added_folders()):
         remove_folder(folder)
         return f"the folder {folder} from the places to look in; its files stay"
     path = resolve(name)
@@ -117,6 +121,8 @@ def added_folders() -> tuple[Path, ...]:
 def add_folder(folder: Path) -> None:
     """Look for models in this folder too, from now on."""
     resolved = folder.expanduser().resolve()
+    if resolved.is_file():
+        raise SettingError(f"{folder} is a file; add the folder it lies in")
     if not resolved.is_dir():
         raise SettingError(f"no such folder: {folder}")
     if resolved not in added_folders():

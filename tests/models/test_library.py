@@ -135,7 +135,7 @@ def test_an_unknown_name_brings_near_ones(shelf: Path) -> None:
         resolve("zzz")
     with pytest.raises(ModelFileError, match="is a folder"):
         resolve(str(shelf))
-    with pytest.raises(ModelFileError, match="''"):
+    with pytest.raises(ModelFileError, match="no model is named"):
         resolve("")
 
 

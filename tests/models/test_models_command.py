@@ -11,7 +11,7 @@ import pytest
 from app import models_command
 from app.models_command import add_parser, run
 from app.terminal import TransferLine
-from engine.errors import ModelFileError, SettingError
+from engine.errors import ModelFileError, QuorumError, SettingError
 from models import agreement, hub, layer_search
 from models.catalogue import Machine, MachineKind, recommended
 from models.derive import all_derived
@@ -141,6 +141,20 @@ def test_a_count_without_a_search_is_refused_instead_of_ignored(tiny: Path) -> N
     with pytest.raises(SettingError, match="add --search"):
         models("derive", "Tiny-F16", "--count", "3")
     assert all_derived() == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("pair", ""), "no model is named"),
+        (("remove", " "), "no model is named"),
+        (("derive", "Tiny-F16", "--search", "--seconds", "-5"), "more than 0, found -5"),
+        (("add-folder", __file__), "is a file; add the folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_reason(tiny: Path, arguments: tuple[str, ...], says: str) -> None:
+    with pytest.raises(QuorumError, match=says):
+        models(*arguments)
 
 
 def test_malformed_layers_are_a_usage_error(tiny: Path) -> None:
