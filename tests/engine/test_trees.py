@@ -15,6 +15,7 @@ from engine.acceptance import AcceptanceModel
 from engine.branches import best_tree, side_branches
 from engine.config import ModelPlacement, Policy, Sampling, SetConfig, Shape, Speculation
 from engine.cost import CALIBRATED_SIZES
+from engine.length import FixedLength
 from engine.loader import LoadedSet
 from engine.runtime.context import Run
 from engine.runtime.template import Message
@@ -157,6 +158,32 @@ def test_an_answer_with_trees_is_the_targets_own_and_takes_fewer_passes() -> Non
         return len(one.target.passes)
 
     assert passes(Shape.AUTO) < passes(Shape.CHAIN)
+
+
+def test_the_counters_of_steps_with_a_tree_with_nothing_sent_and_with_a_chain() -> None:
+    # a: 50 11 12, then 10 as second choice → sent 50 11 | 10: the branch accepted, 11 a bonus, 12 trimmed
+    # a: 12 13 14 → nothing sent: 12 plain, three trimmed
+    # a: 13 14 15 → sent whole and accepted, 16 a bonus
+    class Scripted(FixedLength):
+        def cut(self, voted: VotedDraft, branches: Sequence[Branch], *_others: object) -> TokenTree:
+            length = next(lengths)
+            return TokenTree(voted.trimmed(length), tuple(branches) if length == 2 else ())
+
+    lengths = iter((2, 0, 3))
+    drafter = ScriptedDrafter("a", knows(ANSWER, 0), second_guess=knows(ANSWER))
+    one = Bench(ScriptedTarget(ANSWER), [drafter], shape=Shape.AUTO)
+    one.pipeline._rule = Scripted(3)
+    for _ in range(3):
+        one.step()
+    assert one.target.passes == [(3, 50, 11, 10), (11,), (12, 13, 14, 15)]
+    metrics = one.metrics
+    check_sums(metrics)
+    assert (metrics.proposed, metrics.drafted, metrics.verified, metrics.trimmed) == (10, 10, 6, 4)
+    assert (metrics.accepted, metrics.rejected, metrics.corrected, metrics.bonus, metrics.plain) == (4, 2, 0, 2, 1)
+    assert (metrics.emitted, metrics.verify_steps, metrics.plain_steps) == (7, 2, 1)
+    assert metrics.verified_by_position == (3, 2, 1)
+    assert metrics.accepted_by_position == (2, 1, 1)
+    assert metrics.lengths == {0: 1, 3: 2}
 
 
 def test_without_spare_sequences_a_chain_is_sent() -> None:
