@@ -140,10 +140,11 @@ def page(context: BrowserContext, server: Server) -> Page:
 
 
 def opened(context: BrowserContext, server: Server) -> Page:
-    """A page that shows a loaded model."""
+    """A page that shows a loaded model and asks for the most probable tokens: sampled, an answer may end at once."""
     page = context.new_page()
     page.goto(server.url)
     expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    set_control(page, "sampling-section", "temperature", "0")
     return page
 
 
@@ -157,12 +158,6 @@ def ask(page: Page, text: str) -> None:
     questions = page.locator("#chat .user.message").count()
     send(page, text)
     expect(page.locator("#chat .user.message")).to_have_count(questions + 1)
-
-
-def ask_long(page: Page) -> None:
-    """Have a long answer begun. Sampled, the model may end one within a few tokens: once in sixty times."""
-    set_control(page, "sampling-section", "temperature", "0")
-    ask(page, LONG)
 
 
 def open_tab(page: Page, name: str) -> None:
@@ -211,7 +206,7 @@ def answer_longer_than(page: Page, characters: int, index: int = -1) -> str:
 
 def test_the_whole_way(page: Page) -> None:
     """Send, see text and readings move, stop half-way, send another, reload in mid-answer and see it go on."""
-    ask_long(page)
+    ask(page, LONG)
     expect(page.locator("#message textarea")).to_have_value("")
     answer_longer_than(page, 0)
     texts: set[str] = set()
@@ -270,7 +265,7 @@ def test_the_port_in_use_was_said(server: Server) -> None:
 
 
 def test_a_second_tab_waits_its_turn(page: Page, context: BrowserContext, server: Server) -> None:
-    ask_long(page)
+    ask(page, LONG)
     answer_longer_than(page, 20)
     other = opened(context, server)
     expect(answers(other)).to_have_count(0)
@@ -298,7 +293,7 @@ def test_a_question_typed_before_the_page_has_settled_is_answered(context: Brows
 def test_retry_and_new_chat(page: Page) -> None:
     expect(page.locator("#retry")).to_be_hidden()
     # Long answers, stopped: a short one may be over before anybody sees that it is running.
-    ask_long(page)
+    ask(page, LONG)
     answer_longer_than(page, 20)
     expect(page.locator("#retry")).to_be_hidden()
     page.keyboard.press("Escape")
@@ -402,7 +397,7 @@ def test_conversations_are_listed_renamed_searched_exported_and_deleted(page: Pa
 
 def test_the_list_is_searched_while_an_answer_runs(page: Page) -> None:
     """Each stream of a page takes over from the one before it, however soon."""
-    ask_long(page)
+    ask(page, LONG)
     answer_longer_than(page, 20)
     entries = page.locator("#chat-list label")
     search = page.locator("#search-chats textarea, #search-chats input")
@@ -417,7 +412,7 @@ def test_the_list_is_searched_while_an_answer_runs(page: Page) -> None:
 
 def test_an_answer_is_continued_and_a_question_edited(page: Page) -> None:
     set_control(page, "sampling-section", "max-tokens", "10")
-    ask_long(page)
+    ask(page, LONG)
     expect(page.locator("#resume")).to_be_visible()
     before = answers(page).first.inner_text()
     page.locator("#resume").click()
