@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -303,7 +304,7 @@ def test_ctrl_c_ends_the_building_of_fixtures(
 ) -> None:
     """At the first sign of progress; what that leaves behind is the builder's own affair."""
 
-    def build(directory: Path, source: Path, report: Report) -> Fixtures:
+    def build(directory: Path, source: Path, report: Report, *, cancel: threading.Event) -> Fixtures:
         assert (directory, source) == (tmp_path / "fixtures", starter)
         report(Progress("writing"))
         os.kill(os.getpid(), signal.SIGINT)
@@ -321,7 +322,7 @@ def test_built_fixtures_are_named(
 ) -> None:
     made = Fixtures({"target-1b": tmp_path / "target-1b.gguf"}, {"drafter-q2k": tmp_path / "drafter-q2k.gguf"})
     monkeypatch.setattr(bench_command, "fetch_starter", lambda _report, _cancel: starter)
-    monkeypatch.setattr(bench_command, "build_fixtures", lambda _directory, _starter, _report: made)
+    monkeypatch.setattr(bench_command, "build_fixtures", lambda _directory, _starter, _report, cancel: made)
     assert main(["bench", "--build-fixtures", str(tmp_path)]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "target-1b.gguf"), str(tmp_path / "drafter-q2k.gguf")]
 
