@@ -28,6 +28,7 @@ class Layout:
     conversation: gr.Textbox
     """Identity of the conversation that the page shows; never seen."""
     last_conversation: gr.Textbox
+    """The one that a page opens with; never seen."""
     status: gr.HTML
     load_again: gr.Button
     tabs: gr.Tabs

@@ -42,6 +42,8 @@ READ_STORED_IDS = """() => [sessionStorage.getItem("quorum-conversation") ?? "",
                           localStorage.getItem("quorum-conversation") ?? ""]"""
 STORE_ID = """(id) => { sessionStorage.setItem("quorum-conversation", id);
                          localStorage.setItem("quorum-conversation", id); }"""
+KEEP_CHOSEN = "(chosen, opened) => chosen || opened"
+"""A question may have been asked, in a conversation of its own, before the page heard which one it opens."""
 
 Values = Mapping[Any, Any]
 """What the components hold when an event happens."""
@@ -82,8 +84,9 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     asking = {layout.conversation, layout.question, layout.chat, *layout.answers.all()}
 
     stored = [layout.conversation, layout.last_conversation]
-    opened = command(page.load, handlers.open_conversation, stored, layout.conversation, READ_STORED_IDS)
-    offered = command(opened.then, handlers.offer_targets, None, sets.target)
+    opened = command(page.load, handlers.open_conversation, stored, layout.last_conversation, READ_STORED_IDS)
+    settled = command(opened.then, None, stored, layout.conversation, KEEP_CHOSEN)
+    offered = command(settled.then, handlers.offer_targets, None, sets.target)
     command(followed(offered).then, handlers.offer_targets, None, sets.target)
     layout.conversation.change(None, layout.conversation, None, js=STORE_ID, api_visibility="private")
     followed(command(layout.refresh.click, lambda: None, None, None))
