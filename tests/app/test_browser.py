@@ -169,9 +169,15 @@ def set_control(page: Page, section: str, control: str, value: str) -> None:
     box = page.locator(f"#{control} :is(input:not([type=range]), textarea)")
     if not box.is_visible():
         page.locator(f"#{section} button").first.click()
-    box.fill(value)
-    box.press("Tab")
-    settle(page)
+
+    def is_taken() -> bool:
+        """A value that is typed while the page is still being put together may be set back."""
+        box.fill(value)
+        box.press("Tab")
+        settle(page)
+        return box.input_value() == value
+
+    wait_until(is_taken, f"{control} to take {value}")
 
 
 def settle(page: Page) -> None:
