@@ -27,8 +27,8 @@ from app.bench.step_costs import measure_step_costs
 from app.bench.summary import Summary, summarise
 from app.bench.table import render, render_hindsight, rows_csv
 from app.choices import preparation
-from app.options import set_choice, speculation
-from app.terminal import ProgressLine, interrupt_event
+from app.options import positive, set_choice, speculation
+from app.terminal import EXIT_INTERRUPTED, ProgressLine, interrupt_event
 from engine.config import Exactness, Sampling, SetConfig
 from engine.errors import EnvironmentProblem, SettingError
 from engine.loader import FREE_DRAFTERS, LoadedSet
@@ -40,7 +40,6 @@ from models.library import resolve
 from models.progress import Cancelled, stop_if_asked
 from models.starter import fetch_starter
 
-EXIT_INTERRUPTED = 130
 DEFAULT_CONFIGS = "auto"
 DEFAULT_MAX_TOKENS = 160
 DEFAULT_ROUNDS = 3
@@ -73,12 +72,12 @@ def add_parser(
     what.add_argument("--categories", default="", metavar="LIST", help="default: all")
     what.add_argument(
         "--limit-per-category",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="the first N prompts of each whose plain answer does not loop; loops are passed over after it",
     )
-    what.add_argument("--repeat", type=_positive, default=DEFAULT_ROUNDS, metavar="ROUNDS", help="default: 3")
-    what.add_argument("--max-tokens", type=_positive, default=DEFAULT_MAX_TOKENS, metavar="N", help="default: 160")
+    what.add_argument("--repeat", type=positive, default=DEFAULT_ROUNDS, metavar="ROUNDS", help="default: 3")
+    what.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N", help="default: 160")
     what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
     what.add_argument("--seed", type=int, default=DEFAULT_SEED, metavar="N", help="default: 1; each round adds one")
     what.add_argument(
@@ -111,13 +110,6 @@ def add_parser(
         metavar="DIR",
         help="only build targets of larger cost and degraded drafters out of the starter",
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, found {text}")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,15 +12,13 @@ from typing import Any
 
 from app.choices import preparation
 from app.options import add_sampling_options, generation_settings, set_choice
-from app.terminal import ProgressLine, interrupt_event
+from app.terminal import EXIT_INTERRUPTED, ProgressLine, interrupt_event
 from engine.config import GenerationSettings
 from engine.errors import PromptError
 from engine.loader import LoadedSet
 from engine.runtime.template import Message
 from engine.session import Session
 from engine.types import EmittedToken, Finished, FinishReason, Metrics, PrefillProgress, StepDone
-
-EXIT_INTERRUPTED = 130
 
 
 def add_parser(

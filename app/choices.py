@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.jobs import PhaseReport, Preparation
+from app.jobs import PhaseReport, Preparation, in_phases
 from engine.config import Exactness, ModelPlacement, SetConfig, default_threads
 from engine.errors import SettingError
 from engine.loader import FREE_DRAFTERS
@@ -15,7 +15,6 @@ from models.budget import PlacedSet, place
 from models.folders import cache_folder
 from models.library import STARTER_NAME, resolve
 from models.pairing import choose_drafters, order_reason
-from models.progress import Progress
 from models.starter import fetch_starter
 
 
@@ -105,12 +104,4 @@ def preparation(choice: SetChoice, replaced: SetConfig | None = None) -> Prepara
 
 
 def _find_target(name: str, report: PhaseReport, cancel: threading.Event) -> Path:
-    def show(progress: Progress) -> None:
-        phase = progress.phase[:1].upper() + progress.phase[1:]
-        if progress.total_bytes:
-            megabytes = f"{progress.done_bytes / 1e6:.0f} of {progress.total_bytes / 1e6:.0f} MB"
-            report(f"{phase}: {megabytes}", progress.done_bytes / progress.total_bytes)
-        else:
-            report(phase, 0.0)
-
-    return fetch_starter(show, cancel) if name == STARTER_NAME else resolve(name)
+    return fetch_starter(in_phases(report), cancel) if name == STARTER_NAME else resolve(name)

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from app import bench_command, chat_command, doctor_command, models_command, verify_command
 from app.options import common_options, set_choice, speculation
+from app.terminal import EXIT_INTERRUPTED
 from engine.config import GenerationSettings
 from engine.errors import QuorumError
 from engine.runtime.model import LoadCancelled
 from models.progress import Cancelled
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 DEFAULT_PORT = 7860
 
 

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from app.jobs import JobState, ReportingJob
+from app.jobs import JobState, ReportingJob, in_phases
 from engine.errors import QuorumError, SettingError
-from models.progress import Cancelled, Progress, Report
+from models.progress import Cancelled, Report
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,8 @@ class Errand(ReportingJob):
         if not self.start():
             return
 
-        def show(progress: Progress) -> None:
-            phase = progress.phase[:1].upper() + progress.phase[1:]
-            if progress.total_bytes:
-                phase += f": {progress.done_bytes / 1e6:,.0f} of {progress.total_bytes / 1e6:,.0f} MB"
-            self.report(phase, progress.share or 0.0)
-
         try:
-            self.outcome = self._work(show, self.cancelled)
+            self.outcome = self._work(in_phases(self.report), self.cancelled)
             self.finish(JobState.DONE)
         except Cancelled:
             self.finish(JobState.CANCELLED)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from engine.config import SetConfig
+from models.progress import Progress, Report
 
 
 class JobState(str, Enum):
@@ -75,6 +76,18 @@ PhaseReport = Callable[[str, float], None]
 """Called with what is being done and its share from 0 to 1."""
 Preparation = Callable[[PhaseReport, threading.Event], SetConfig]
 """Makes the configuration to load, fetching what it needs; may take long, reports, and stops when the event is set."""
+
+
+def in_phases(report: PhaseReport) -> Report:
+    """Hears of work on files and tells it as a phase and a share."""
+
+    def show(progress: Progress) -> None:
+        phase = progress.phase[:1].upper() + progress.phase[1:]
+        if progress.total_bytes:
+            phase += f": {progress.done_bytes / 1e6:,.0f} of {progress.total_bytes / 1e6:,.0f} MB"
+        report(phase, progress.share or 0.0)
+
+    return show
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from typing import TextIO
 
 from models.progress import Progress
 
+EXIT_INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
 CLEAR_LINE = "\r\x1b[K"
 REFRESH_SECONDS = 0.1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.prefix import shared_prefix
 from engine.types import Provenance, StepDone
 
 TextOf = Callable[[Sequence[int]], str]
@@ -73,8 +74,7 @@ def traced(event: StepDone, text: TextOf) -> TracedStep:
     step, times = event.step, event.step.times
     trunk = step.sent.trunk.tokens
     accepted = [token.id for token in event.tokens if token.provenance is Provenance.ACCEPTED]
-    same = (at for at, (ours, voted) in enumerate(zip(accepted, trunk, strict=False)) if ours != voted)
-    on_trunk = next(same, min(len(accepted), len(trunk)))
+    on_trunk = shared_prefix(accepted, trunk)
     beyond = accepted[on_trunk:]
     parts = ("plan", "draft", "vote", "verify", "sample", "other")
     return TracedStep(

@@ -17,7 +17,7 @@ from app.bench.rounds import check_prompts, prompt_tokens
 from app.bench.row import distinct_share
 from app.choices import preparation
 from app.options import positive, set_choice, speculation
-from app.terminal import ProgressLine, interrupt_event
+from app.terminal import EXIT_INTERRUPTED, ProgressLine, interrupt_event
 from engine.config import Policy, Sampling, Speculation
 from engine.loader import LoadedSet
 from engine.lossless import (
@@ -30,7 +30,6 @@ from engine.lossless import (
 )
 
 EXIT_DIVERGED = 1
-EXIT_INTERRUPTED = 130
 DEFAULT_PROMPTS = 8
 DEFAULT_MAX_TOKENS = 64
 DEFAULT_SEED = 1

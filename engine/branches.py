@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.prefix import shared_prefix
 from engine.types import Branch, Draft, TokenTree, VotedDraft
 
 
@@ -22,11 +23,8 @@ def side_branches(voted: VotedDraft, drafts: Sequence[Draft]) -> tuple[Branch, .
     for draft in drafts:
         if draft.source == voted.winner:
             continue
-        fork = 0
-        limit = min(len(draft), len(trunk))
-        while fork < limit and draft.tokens[fork] == trunk[fork]:
-            fork += 1
-        if fork < limit:
+        fork = shared_prefix(draft.tokens, trunk)
+        if fork < min(len(draft), len(trunk)):
             branch = Branch(fork, draft.tokens[fork:], draft.probabilities[fork:], draft.source)
             key = (fork, branch.tokens[0])
             if key not in found or len(branch) > len(found[key]):

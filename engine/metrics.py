@@ -77,11 +77,12 @@ class Ledger:
         counts["look_ahead_misses"] += step.look_ahead == "miss"
         self._provenance.update(token.provenance for token in tokens)
         self._lengths[step.verified] += 1
-        missing = len(step.verified_by_position) - len(self._verified_by_position)
+        sent_by_position = step.sent.by_depth()
+        missing = len(sent_by_position) - len(self._verified_by_position)
         if missing > 0:
             self._verified_by_position.extend([0] * missing)
             self._accepted_by_position.extend([0] * missing)
-        for position, count in enumerate(step.verified_by_position):
+        for position, count in enumerate(sent_by_position):
             self._verified_by_position[position] += count
             self._accepted_by_position[position] += position < step.accepted
         self._agreement_sum += sum(step.agreement)

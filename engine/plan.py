@@ -165,7 +165,7 @@ class AutoPlanner(Planner):
         self._steps = 0
         self._plain_passes = 0
         self._plain_step = 0
-        """When a pass of one token was last seen, and how many had been by then."""
+        """How many passes of one token had been seen, and the step at which the last of them was."""
 
     def plan(self, situation: Situation) -> Plan:
         self._steps += 1

@@ -20,6 +20,7 @@ from engine.invariants import check_step
 from engine.loader import LoadedSet
 from engine.metrics import Ledger
 from engine.pipeline import Pipeline, StepResult
+from engine.prefix import shared_prefix
 from engine.runtime.context import PassCancelled, Run
 from engine.runtime.sampler import Sampler
 from engine.runtime.template import Message
@@ -96,7 +97,9 @@ class Session:
             raise PromptError("the message is empty; write something to answer")
         earlier, self._expected = self._expected, _Expected()
         prompt, starts_thinking = self._fit(messages, settings, begun)
-        rewritten = earlier.tokens - self._shared(prompt) if earlier.is_continued(messages, self._dropped) else 0
+        rewritten = (
+            earlier.tokens - shared_prefix(self._tokens, prompt) if earlier.is_continued(messages, self._dropped) else 0
+        )
         for event in self._generate(prompt, settings, cancel, starts_thinking):
             if isinstance(event, Finished):
                 if self._record_answer(event):
@@ -200,11 +203,6 @@ class Session:
             # Once something has to go, enough goes for some more questions.
             most_tokens = limit // KEPT_SHARE
 
-    def _shared(self, prompt: Sequence[int]) -> int:
-        """How many tokens the prompt has in common with what is committed, from the beginning."""
-        pairs = enumerate(zip(self._tokens, prompt, strict=False))
-        return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(self._tokens), len(prompt)))
-
     def _record_answer(self, finished: Finished) -> bool:
         """A stop string may cut a token in two: what its first half says is left to be tokenised."""
         text = self._context.model.vocabulary.text(finished.token_ids)
@@ -232,11 +230,7 @@ class Session:
         self._context.hold_alone(self._sequence)
         self._context.tidy(self._sequence)
         cached = self._context.length(self._sequence)
-        shared = 0
-        limit = min(cached, len(prompt) - 1)
-        while shared < limit and self._tokens[shared] == prompt[shared]:
-            shared += 1
-        self._context.truncate(self._sequence, shared)
+        self._context.truncate(self._sequence, min(shared_prefix(self._tokens, prompt), cached, len(prompt) - 1))
         return self._context.length(self._sequence)
 
     def _prefill(self, prompt: Sequence[int], cancel: threading.Event) -> Iterator[int | None]:

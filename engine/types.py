@@ -222,16 +222,11 @@ class StepRecord:
 
     proposed: int
     drafted: int
-    verified: int
-    verified_by_position: tuple[int, ...]
-    """Draft tokens sent for each place; more than one where the tree had side branches there."""
     accepted: int
     emitted: int
     context_tokens: int
     planned_length: int
     """The speculation length the plan chose as its limit."""
-    agreement: tuple[float, ...]
-    winner: str
     proposals: Mapping[str, int]
     """Tokens proposed by each drafter that took part."""
     look_ahead: str
@@ -240,12 +235,25 @@ class StepRecord:
     times: StepTimes
     reason: str
     """Why the plan chose this length, in words."""
-    drafts: tuple[Draft, ...] = ()
+    drafts: tuple[Draft, ...]
     """What each drafter proposed, before the vote."""
-    voted: VotedDraft = field(default_factory=VotedDraft)
+    voted: VotedDraft
     """What the vote made of it, before trimming."""
-    sent: TokenTree = field(default_factory=lambda: TokenTree(VotedDraft()))
+    sent: TokenTree
     """What was sent to the target, side branches included."""
+
+    @property
+    def verified(self) -> int:
+        """Draft tokens sent."""
+        return len(self.sent)
+
+    @property
+    def agreement(self) -> tuple[float, ...]:
+        return self.voted.agreement
+
+    @property
+    def winner(self) -> str:
+        return self.voted.winner
 
 
 @dataclass(frozen=True, slots=True)

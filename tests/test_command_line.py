@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from engine.exactness import Way
-from models.starter import MODEL_NAME
 from tests.engine.making import ARCHITECTURE, TOKENS, patched_copy
 
 ROOT = Path(__file__).parent.parent
@@ -27,13 +26,8 @@ QUICK = ("--drafters", "ngram,suffix", "--threads", "1", "--ctx", "1024")
 
 
 @pytest.fixture(scope="module")
-def home(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Quorum's folders with the starter in them; this machine is measured once for all tests."""
-    home = tmp_path_factory.mktemp("home")
-    models = home / "cache" / "models"
-    models.mkdir(parents=True)
-    os.link(starter, models / MODEL_NAME)
-    return home
+def home(starter_home: Path) -> Path:
+    return starter_home
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from app.bench.configuration import Configuration
 from app.bench.recording import RecordedAnswer, Recording
 from app.bench.replay import ReplayedAnswer, replay
-from app.bench.row import Row, compare, distinct_share
+from app.bench.row import Row, compare, distinct_share, with_counts
 from app.bench.summary import summarise
 from engine.config import LookAhead, Policy, PolicyKind, Shape, Speculation
 from engine.errors import SettingError
@@ -63,9 +63,7 @@ def _rows(recording: Recording, configuration: Configuration, drafters: Sequence
 
 
 def _row(config: str, answer: RecordedAnswer, replayed: ReplayedAnswer) -> Row:
-    metrics = replayed.metrics
-    passes = metrics.verify_steps
-    return Row(
+    row = Row(
         prompt_id=answer.prompt_id,
         category=answer.category,
         config=config,
@@ -84,19 +82,8 @@ def _row(config: str, answer: RecordedAnswer, replayed: ReplayedAnswer) -> Row:
         decode_seconds=replayed.seconds,
         total_seconds=0.0,
         peak_memory_bytes=0,
-        verify_passes=passes,
-        plain_passes=metrics.plain_steps,
-        proposed=metrics.proposed,
-        drafted=metrics.drafted,
-        verified=metrics.verified,
-        accepted=metrics.accepted,
-        mean_accepted_length=metrics.mean_accepted_length,
-        verified_by_position=metrics.verified_by_position,
-        accepted_by_position=metrics.accepted_by_position,
-        acceptance_by_position=tuple(accepted / passes for accepted in metrics.accepted_by_position),
-        agreement=metrics.mean_agreement,
-        length_histogram={str(length): count for length, count in metrics.lengths.items()},
     )
+    return with_counts(row, replayed.metrics)
 
 
 def best_in_hindsight(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from engine.types import Finished, FinishReason, StepTimes
+from engine.types import Finished, FinishReason, Metrics, StepTimes
 
 NGRAM = 4
 LOOP_SHARE = 0.6
@@ -129,8 +129,7 @@ def measured(
     for step in times:
         for part in SPLIT:
             split[part] += getattr(step, f"{part}_ms") / 1e3
-    passes = metrics.verify_steps
-    return Row(
+    row = Row(
         prompt_id=prompt_id,
         category=category,
         config=config,
@@ -149,6 +148,19 @@ def measured(
         decode_seconds=seconds,
         total_seconds=total_seconds,
         peak_memory_bytes=peak_memory_bytes,
+        time_split_seconds=split,
+        look_ahead_hits=metrics.look_ahead_hits,
+        look_ahead_misses=metrics.look_ahead_misses,
+        answer=finished.text,
+    )
+    return with_counts(row, metrics)
+
+
+def with_counts(row: Row, metrics: Metrics) -> Row:
+    """The row with what was counted over its answer."""
+    passes = metrics.verify_steps
+    return replace(
+        row,
         verify_passes=passes,
         plain_passes=metrics.plain_steps,
         proposed=metrics.proposed,
@@ -161,10 +173,6 @@ def measured(
         acceptance_by_position=tuple(accepted / passes for accepted in metrics.accepted_by_position),
         agreement=metrics.mean_agreement,
         length_histogram={str(length): count for length, count in metrics.lengths.items()},
-        time_split_seconds=split,
-        look_ahead_hits=metrics.look_ahead_hits,
-        look_ahead_misses=metrics.look_ahead_misses,
-        answer=finished.text,
     )
 
 

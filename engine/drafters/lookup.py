@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.drafters.base import Drafter, DraftRequest, Score, finished
+from engine.prefix import shared_prefix
 from engine.types import Draft
 
 
@@ -74,11 +75,7 @@ class LookupDrafter(Drafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         tokens = list(tokens)
-        kept = 0
-        for old, new in zip(self._committed, tokens, strict=False):
-            if old != new:
-                break
-            kept += 1
+        kept = shared_prefix(self._committed, tokens)
         if kept == len(self._committed):
             for token in tokens[kept:]:
                 self._push(token)

@@ -19,6 +19,7 @@ from engine.config import MAX_DRAFT_TOKENS, KvType, ModelPlacement
 from engine.drafters.base import Drafter, DraftRequest, Score
 from engine.errors import IncompatibleDrafter
 from engine.memory import cache_in_memory, check_memory
+from engine.prefix import shared_prefix
 from engine.runtime.context import Context, ContextSettings, PassCancelled, Run
 from engine.runtime.model import LoadProgress, Model
 from engine.runtime.vocabulary import Vocabulary, check_compatible
@@ -140,11 +141,7 @@ class ModelDrafter(Drafter):
         # A branch of another text may differ from the mirror where the new text is known to agree with it.
         self._executor.submit(self._drop_branch).result()
         self._committed = list(tokens)
-        self._known = self._scored = 0
-        for ours, theirs in zip(self._mirror.tokens, self._committed, strict=False):
-            if ours != theirs:
-                break
-            self._known += 1
+        self._known = shared_prefix(self._mirror.tokens, self._committed)
         self._scored = len(self._committed)
 
     def accept(self, tokens: Sequence[int]) -> None:

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.cli import main
-from models.starter import MODEL_NAME
 
 QUICK = ["chat", "Is water wet?", "--drafters", "ngram", "--threads", "1", "--ctx", "512", "--temperature", "0"]
 
 
-@pytest.fixture(scope="module")
-def home(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("home")
-    models = home / "cache" / "models"
-    models.mkdir(parents=True)
-    os.link(starter, models / MODEL_NAME)
-    return home
-
-
 @pytest.fixture(autouse=True)
-def _use_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUORUM_HOME", str(home))
+def _use_home(starter_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUORUM_HOME", str(starter_home))
 
 
 def write(folder: Path, text: str) -> str:

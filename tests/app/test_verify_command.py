@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,24 +13,14 @@ from app.cli import main
 from app.verify_command import EXIT_DIVERGED, spread
 from engine.runtime.context import Context
 from engine.runtime.sampler import Sampler
-from models.starter import MODEL_NAME
 
 QUICK = ["verify-lossless", "--drafters", "ngram,suffix", "--threads", "1", "--ctx", "1024"]
 COUNTING = "Go on with the list: one two three four one two three five one two three six one two three"
 
 
-@pytest.fixture(scope="module")
-def home(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("home")
-    models = home / "cache" / "models"
-    models.mkdir(parents=True)
-    os.link(starter, models / MODEL_NAME)
-    return home
-
-
 @pytest.fixture(autouse=True)
-def _use_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUORUM_HOME", str(home))
+def _use_home(starter_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUORUM_HOME", str(starter_home))
 
 
 @pytest.fixture

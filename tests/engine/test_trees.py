@@ -285,7 +285,7 @@ def test_trees_change_no_token_of_real_answers(second_choices: LoadedSet, sampli
         assert drafted.token_ids == plain.token_ids
         check_sums(drafted.metrics)
         compared += len(plain.token_ids)
-        wide += sum(max(step.step.verified_by_position, default=0) > 1 for step in steps)
+        wide += sum(max(step.step.sent.by_depth(), default=0) > 1 for step in steps)
         rescued += sum(token.agreement == 0 and token.probability > 0 for step in steps for token in step.tokens)
     assert compared > 60
     assert wide > 10, "trees were sent"
