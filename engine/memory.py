@@ -11,6 +11,7 @@ from engine.config import ModelPlacement
 from engine.errors import MemoryShortage
 from engine.runtime.devices import has_gpu
 from engine.runtime.model import Model
+from engine.runtime.parts import split_paths
 
 COMPUTE_BUFFER_BYTES = 200 * 2**20
 """What llama.cpp's compute buffers take at our batch sizes, roughly."""
@@ -22,7 +23,7 @@ def weights_in_memory(path: Path, placement: ModelPlacement) -> int:
     Raises:
         ModelFileError: the file cannot be read.
     """
-    size_bytes = path.stat().st_size
+    size_bytes = sum(part.stat().st_size for part in split_paths(path) if part.is_file())
     if not has_gpu() or placement.gpu_layers <= 0:
         return round(size_bytes * _share(placement, 1)) + COMPUTE_BUFFER_BYTES
     with contextlib.closing(Model(path, vocabulary_only=True)) as model:

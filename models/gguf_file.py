@@ -14,13 +14,25 @@ import re
 import stat
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from engine.errors import ModelFileError
+from engine.runtime.parts import is_later_part, part_number, split_paths
+
+__all__ = (
+    "GgufFacts",
+    "Layout",
+    "TensorFacts",
+    "is_later_part",
+    "read_header",
+    "read_layout",
+    "read_tensors",
+    "split_paths",
+)
 
 _WINDOW_BYTES = 1 << 20
 _MAX_KEYS = 1 << 12
@@ -31,19 +43,21 @@ _MAX_NAME_BYTES = 1 << 10
 _MAX_KEPT_BYTES = 1 << 12
 """Longer texts (chat templates) are only noted as present."""
 _MAX_DIMENSIONS = 4
+_MAX_PARTS = 1 << 12
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LENGTH = struct.Struct("<Q")
-_SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """The header of one GGUF file. Texts are empty and numbers zero where the file does not say."""
+    """What a model's header says. Texts are empty and numbers zero where the file does not say."""
 
     path: Path
+    """Its file, or the first one of a split model."""
     size_bytes: int
+    """Of all parts together, as far as they are there."""
     architecture: str
     name: str
     kind: str
@@ -54,7 +68,7 @@ class GgufFacts:
     context_tokens: int
     vocabulary_size: int
     parameter_count: int
-    """Of this file; the other parts of a split model have their own."""
+    """Of all parts together, as far as they are there."""
     embedding_width: int
     feed_forward_width: int
     kv_width: int
@@ -105,8 +119,9 @@ class Layout:
 
 
 def read_header(path: Path) -> GgufFacts:
-    """Facts about the file, or a `ModelFileError` that says what is wrong with it."""
-    return _read(path).facts()
+    """Facts about the model, or a `ModelFileError` that says what is wrong with its file, or with one of its parts."""
+    facts = _read(path).facts()
+    return facts if facts.split_count == 1 else _with_parts(facts)
 
 
 def read_tensors(path: Path) -> tuple[TensorFacts, ...]:
@@ -135,21 +150,21 @@ def _read(path: Path) -> _Header:
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
 
 
-def split_paths(path: Path) -> tuple[Path, ...]:
-    """The files of the model that `path` names the first part of, in order; `path` alone when it is not split."""
-    match = _SPLIT_NAME.match(path.name)
-    if match is None:
-        return (path,)
-    count = match["count"]
-    return tuple(
-        path.with_name(f"{match['stem']}-{number:05d}-of-{count}{path.suffix}") for number in range(1, int(count) + 1)
-    )
+def _with_parts(facts: GgufFacts) -> GgufFacts:
+    """Facts about a split model with what its later parts hold; they are not complete where one is missing.
 
-
-def is_later_part(path: Path) -> bool:
-    """Whether the file is a second or later part of a split model, which is listed under its first."""
-    match = _SPLIT_NAME.match(path.name)
-    return match is not None and int(match["number"]) != 1
+    Raises:
+        ModelFileError: a part is damaged, or is another one than its name says.
+    """
+    later = [part for part in split_paths(facts.path)[1:] if part.is_file()]
+    size_bytes, parameter_count = facts.size_bytes, facts.parameter_count
+    for part in later:
+        header = _read(part)
+        header.require_part_of(facts.split_count)
+        size_bytes += header.size_bytes
+        parameter_count += header.parameter_count
+    is_complete = len(later) + 1 == facts.split_count == len(split_paths(facts.path))
+    return replace(facts, size_bytes=size_bytes, parameter_count=parameter_count, is_complete=is_complete)
 
 
 class _Header:
@@ -191,7 +206,8 @@ class _Header:
         if not architecture:
             raise self._damaged("it does not name its architecture")
         split_count = max(1, self._number("split.count"))
-        parts = split_paths(self.path) if split_count > 1 else (self.path,)
+        if split_count > _MAX_PARTS:
+            raise self._damaged(f"it claims to be one of {split_count:,} parts")
         return GgufFacts(
             path=self.path,
             size_bytes=self.size_bytes,
@@ -209,9 +225,15 @@ class _Header:
             has_chat_template="tokenizer.chat_template" in self.lengths,
             licence=self._text("general.license"),
             split_count=split_count,
-            is_complete=len(parts) == split_count and all(part.is_file() for part in parts),
+            is_complete=split_count == 1,
             expansion=self._text("quorum.expansion"),
         )
+
+    def require_part_of(self, split_count: int) -> None:
+        """Refuse a file that lies where a later part should and says that it is none, or another one."""
+        number, count = self._number("split.no", -1), self._number("split.count")
+        if (f"{number + 1:05d}", count) != (part_number(self.path), split_count):
+            raise self._damaged(f"it lies where a part of {split_count} is expected and is none, or another one")
 
     def _kv_width(self, architecture: str) -> int:
         heads = max(1, self._number(f"{architecture}.attention.head_count", 1))

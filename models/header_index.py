@@ -1,10 +1,13 @@
-"""Headers that were read before and whose files have not changed since: path, size and time of change tell."""
+"""Headers that were read before and whose files have not changed since: path, size and time of change tell.
+
+A split model has changed when one of its parts has.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from models.atomic import write_json
 from models.folders import cache_folder
 from models.gguf_file import GgufFacts, read_header, split_paths
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised whenever what is kept changes its meaning."""
 _MOST_ENTRIES = 5000
 
@@ -37,23 +40,28 @@ class HeaderIndex(contextlib.AbstractContextManager["HeaderIndex"]):
             ModelFileError: the file's fault.
         """
         try:
-            state = path.stat()
+            state = _state(path)
         except OSError as error:
             raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
         key = str(path)
         entry = self._entries.get(key)
-        if entry is None or entry[:2] != [state.st_size, state.st_mtime_ns]:
-            entry = self._entries[key] = [state.st_size, state.st_mtime_ns, *_read(path)]
+        if entry is None or entry[:2] != state:
+            entry = self._entries[key] = [*state, *_read(path)]
             self._is_changed = True
         fault, values = entry[2:]
         if fault:
             raise ModelFileError(fault)
-        facts = GgufFacts(**values | {"path": path})
-        if facts.split_count > 1:
-            parts = split_paths(path)
-            is_complete = len(parts) == facts.split_count and all(part.is_file() for part in parts)
-            facts = replace(facts, is_complete=is_complete)
-        return facts
+        return GgufFacts(**values | {"path": path})
+
+
+def _state(path: Path) -> list[int]:
+    """Sizes and times of change of all parts, in one number each; a missing later part adds nothing."""
+    first, *later = split_paths(path)
+    states = [first.stat()]
+    for part in later:
+        with contextlib.suppress(OSError):
+            states.append(part.stat())
+    return [sum(state.st_size for state in states), sum(state.st_mtime_ns for state in states)]
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any] | None]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
 from engine.errors import ModelFileError, SettingError
 from models.atomic import write_json
@@ -34,6 +37,7 @@ __all__ = (
     "add_folder",
     "added_folders",
     "list_models",
+    "path_of",
     "remove_folder",
     "remove_model",
     "resolve",
@@ -66,8 +70,8 @@ def resolve(name_or_path: str) -> Path:
         raise ModelFileError(
             "no model is named; give a name from `python launch.py models`, or the path of a GGUF file"
         )
-    path = Path(text).expanduser()
-    if path.is_file():
+    path = path_of(text)
+    if os.path.isfile(path):
         return path
     if text.lower() == STARTER_NAME:
         return _present_starter()
@@ -76,7 +80,7 @@ def resolve(name_or_path: str) -> Path:
     wanted = text.lower().removesuffix(".gguf")
     if wanted in by_lower_case:
         return by_lower_case[wanted]
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ModelFileError(f"{path} is a folder; name a GGUF file in it")
     near = difflib.get_close_matches(wanted, by_lower_case, n=3, cutoff=0.4)
     near_names = [name for name in paths if name.lower() in near]
@@ -84,13 +88,23 @@ def resolve(name_or_path: str) -> Path:
     raise ModelFileError(f"no model file and no installed model is called {name_or_path!r}; {hint}")
 
 
+def path_of(text: str) -> Path:
+    """The path in a text as people paste it: in quotes, as a `file:` address, from the home folder on."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1].strip()
+    if text.lower().startswith("file:"):
+        text = url2pathname(urlsplit(text).path) if os.name == "nt" else unquote(urlsplit(text).path)
+    return Path(os.path.expanduser(text))
+
+
 def remove_model(name: str) -> str:
     """Delete a derived or fetched model, or forget an added folder; returns what was removed.
 
     Other files belong to other programs or to the user, and are refused.
     """
-    folder = Path(name).expanduser()
-    if name.strip() and (folder.is_dir() or folder.resolve() in added_folders()):
+    folder = path_of(name)
+    if name.strip() and (os.path.isdir(folder) or Path(os.path.abspath(folder)) in added_folders()):
         remove_folder(folder)
         return f"the folder {folder} from the places to look in; its files stay"
     path = resolve(name)
@@ -120,11 +134,12 @@ def added_folders() -> tuple[Path, ...]:
 
 def add_folder(folder: Path) -> None:
     """Look for models in this folder too, from now on."""
-    resolved = folder.expanduser().resolve()
-    if resolved.is_file():
+    resolved = Path(os.path.abspath(os.path.expanduser(folder)))
+    if os.path.isfile(resolved):
         raise SettingError(f"{folder} is a file; add the folder it lies in")
-    if not resolved.is_dir():
+    if not os.path.isdir(resolved):
         raise SettingError(f"no such folder: {folder}")
+    resolved = resolved.resolve()
     if resolved not in added_folders():
         _save_folders((*added_folders(), resolved))
 
@@ -154,8 +169,10 @@ def _named() -> Iterator[Candidate]:
     seen: set[Path] = set()
     names: set[str] = set()
     for candidate in _candidates():
-        resolved = candidate.path.resolve()
-        if resolved in seen or not candidate.path.is_file():
+        if not candidate.path.is_file():
+            continue
+        resolved = candidate.path.resolve()  # after the look: a link that leads to itself leads nowhere
+        if resolved in seen:
             continue
         seen.add(resolved)
         name = candidate.name

@@ -117,5 +117,19 @@ def write_vocabulary(
     return path
 
 
+def write_parts(folder: Path, name: str, count: int = 2) -> list[Path]:
+    """A split model whose parts hold nothing but their numbers."""
+    paths = [folder / f"{name}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    for number, path in enumerate(paths):
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+    return paths
+
+
 def token_texts(count: int) -> list[str]:
     return ["<|start|>", "<|end|>", *(f"token{number}" for number in range(2, count))]

@@ -170,20 +170,56 @@ def test_a_tensor_type_of_the_future_does_not_hide_the_facts(tmp_path: Path) -> 
     assert read_header(path).architecture == "llama"
 
 
-def test_a_split_model_is_complete_when_all_parts_are_there(tmp_path: Path) -> None:
+def part(number: int, count: int, elements: int) -> bytes:
+    """One file of a split model, with a tensor of its own."""
+    pairs = [pair("split.no", 2, struct.pack("<H", number - 1)), pair("split.count", 2, struct.pack("<H", count))]
+    tensor = text(b"t%d" % number) + struct.pack("<IQIQ", 1, elements, 0, 0)
+    return header([*pairs, ARCHITECTURE] if number == 1 else pairs, [tensor]) + bytes(4 * elements + 32)
+
+
+def test_a_split_model_is_one_and_complete_when_all_parts_are_there(tmp_path: Path) -> None:
     first, second = split_paths(tmp_path / "big-00001-of-00002.gguf")
-    first.write_bytes(header([ARCHITECTURE, pair("split.count", 2, struct.pack("<H", 2))]))
+    first.write_bytes(part(1, 2, 100))
     facts = read_header(first)
     assert facts.split_count == 2
     assert not facts.is_complete
-    second.write_bytes(b"GGUF")
-    assert read_header(first).is_complete
+    second.write_bytes(part(2, 2, 900))
+    facts = read_header(first)
+    assert facts.is_complete
+    assert (facts.parameter_count, facts.size_bytes) == (1000, first.stat().st_size + second.stat().st_size)
     renamed = tmp_path / "renamed.gguf"
     renamed.write_bytes(first.read_bytes())
     assert not read_header(renamed).is_complete
     assert is_later_part(second)
     assert not is_later_part(first)
     assert split_paths(tmp_path / "small.gguf") == (tmp_path / "small.gguf",)
+
+
+def test_a_split_model_with_a_wrong_part_names_it(tmp_path: Path) -> None:
+    """Cut short, a part of another model, and a circle: a part that is the first one again."""
+    first, second = split_paths(tmp_path / "big-00001-of-00002.gguf")
+    first.write_bytes(part(1, 2, 100))
+    second.write_bytes(part(2, 2, 900)[:-2000])
+    with pytest.raises(ModelFileError, match=r"big-00002-of-00002\.gguf is cut short"):
+        read_header(first)
+    for content in (part(2, 3, 900), part(1, 2, 100), header([ARCHITECTURE])):
+        second.write_bytes(content)
+        with pytest.raises(ModelFileError, match=r"big-00002-of-00002\.gguf .* is none, or another one"):
+            read_header(first)
+    second.unlink()
+    second.symlink_to(first)
+    with pytest.raises(ModelFileError, match="is none, or another one"):
+        read_header(first)
+    second.unlink()
+    second.symlink_to(second)
+    assert not read_header(first).is_complete
+
+
+def test_an_absurd_number_of_parts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "big-00001-of-65535.gguf"
+    path.write_bytes(part(1, 65_535, 1))
+    with pytest.raises(ModelFileError, match="one of 65,535 parts"):
+        read_header(path)
 
 
 def test_many_seeded_faults_and_every_cut_give_facts_or_a_model_file_error(tmp_path: Path) -> None:

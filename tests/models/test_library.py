@@ -12,7 +12,7 @@ from models.folders import models_folder
 from models.gguf_file import GgufFacts, read_header
 from models.library import Origin, add_folder, added_folders, list_models, remove_folder, resolve
 from models.starter import starter_path
-from tests.models.making import write_tiny_llama
+from tests.models.making import write_parts, write_tiny_llama
 
 
 @pytest.fixture
@@ -22,6 +22,24 @@ def shelf(home: Path, tmp_path: Path) -> Path:
     (folder / "publisher").mkdir(parents=True)
     write_tiny_llama(folder / "publisher" / "Llama-Tiny-F16.gguf", layer_count=2)
     return folder
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [" {}\n", '"{}"', "'{}'", "file://{}", "FILE://{}"],
+    ids=["spaces", "quotes", "single quotes", "address", "capitals"],
+)
+def test_a_pasted_path_is_understood(shelf: Path, pasted: str) -> None:
+    (shelf / "publisher").rename(shelf / "a publisher")
+    path = shelf / "a publisher" / "Llama-Tiny-F16.gguf"
+    written = str(path).replace(" ", "%20") if ":" in pasted else str(path)
+    assert resolve(pasted.format(written)) == path
+
+
+def test_what_is_pasted_instead_of_a_path_is_refused_kindly(home: Path) -> None:
+    for text in ("~nobody-of-that-name/model.gguf", "a" * 5000, "null\0byte"):
+        with pytest.raises(ModelFileError, match="no model file and no installed model"):
+            resolve(text)
 
 
 def test_nothing_installed(home: Path) -> None:
@@ -90,17 +108,12 @@ def test_a_broken_file_is_listed_with_its_fault(shelf: Path) -> None:
 
 def test_a_split_model_is_one_and_says_what_is_missing(shelf: Path) -> None:
     add_folder(shelf)
-    import gguf
-
-    writer = gguf.GGUFWriter(shelf / "big-00001-of-00002.gguf", "llama")
-    writer.add_uint16("split.count", 2)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
+    paths = write_parts(shelf, "big")
+    second = paths[1].read_bytes()
+    paths[1].unlink()
     (first,) = (model for model in list_models() if model.name.startswith("big"))
     assert "first of 2 parts" in first.fault
-    (shelf / "big-00002-of-00002.gguf").write_bytes(b"GGUF")
+    paths[1].write_bytes(second)
     (first,) = (model for model in list_models() if model.name.startswith("big"))
     assert first.fault == ""
 

@@ -13,7 +13,7 @@ from models import header_index
 from models.derive import derive
 from models.gguf_file import GgufFacts, read_header
 from models.library import Origin, add_folder, list_models, resolve
-from tests.models.making import write_tiny_llama
+from tests.models.making import write_parts, write_tiny_llama
 
 
 @pytest.fixture
@@ -194,23 +194,36 @@ def test_headers_are_read_once_and_again_when_a_file_changes(
     assert reads[3:] == ["first.gguf"]
 
 
-def test_a_remembered_split_model_still_notices_a_missing_part(user: Path, tmp_path: Path, reads: list[str]) -> None:
-    import gguf
-
+def test_a_remembered_split_model_notices_what_becomes_of_its_parts(
+    user: Path, tmp_path: Path, reads: list[str]
+) -> None:
     shelf = tmp_path / "shelf"
     shelf.mkdir()
-    writer = gguf.GGUFWriter(shelf / "big-00001-of-00002.gguf", "llama")
-    writer.add_uint16("split.count", 2)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    later = shelf / "big-00002-of-00002.gguf"
-    later.write_bytes(b"GGUF")
+    _, later = write_parts(shelf, "big")
+    whole = later.read_bytes()
     add_folder(shelf)
-    faults = [list_models()[0].fault]
-    later.unlink()
-    faults.append(list_models()[0].fault)
-    assert faults[0] == ""
-    assert "some of the others are missing" in faults[1]
+
+    def fault() -> str:
+        (model,) = list_models()
+        return model.fault
+
+    assert fault() == fault() == ""
     assert reads == ["big-00001-of-00002.gguf"]
+    later.write_bytes(whole[:-20])
+    assert "cut short" in fault()
+    later.unlink()
+    assert "some of the others are missing" in fault()
+    later.write_bytes(whole)
+    assert fault() == ""
+    assert len(reads) == 4
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_links_that_lead_nowhere_are_passed_over(user: Path, tmp_path: Path) -> None:
+    shelf = tmp_path / "shelf"
+    model(shelf / "good.gguf")
+    (shelf / "self.gguf").symlink_to(shelf / "self.gguf")
+    (shelf / "gone.gguf").symlink_to(shelf / "nothing.gguf")
+    (shelf / "below").symlink_to(shelf)
+    add_folder(shelf)
+    assert listed() == [("good", Origin.FOLDER)]
