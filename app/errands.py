@@ -33,8 +33,8 @@ class Errand(ReportingJob):
         try:
             self.outcome = self._work(in_phases(self.report), self.cancelled)
             self.finish(JobState.DONE)
-        except Cancelled:
-            self.finish(JobState.CANCELLED)
+        except Cancelled as error:
+            self.finish(JobState.CANCELLED, str(error))
         except QuorumError as error:
             self.finish(JobState.FAILED, str(error))
         except Exception as error:

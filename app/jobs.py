@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from app.terminal import pace_text
 from engine.config import SetConfig
 from models.progress import Progress, Report
 
@@ -84,7 +85,7 @@ def in_phases(report: PhaseReport) -> Report:
     def show(progress: Progress) -> None:
         phase = progress.phase[:1].upper() + progress.phase[1:]
         if progress.total_bytes:
-            phase += f": {progress.done_bytes / 1e6:,.0f} of {progress.total_bytes / 1e6:,.0f} MB"
+            phase += f": {progress.done_bytes / 1e6:,.0f} of {progress.total_bytes / 1e6:,.0f} MB{pace_text(progress)}"
         report(phase, progress.share or 0.0)
 
     return show

@@ -88,5 +88,6 @@ def errand(job: Errand | None) -> str:
     if seen.state is JobState.FAILED:
         return f'<div class="q-alert" role="alert">{escape(seen.error)}</div>'
     if seen.state is JobState.CANCELLED:
-        return '<p class="q-small">Stopped; nothing half-done was left behind.</p>'
+        stopped = seen.error or "stopped before it began"
+        return f'<p class="q-small">{escape(stopped[:1].upper() + stopped[1:])}.</p>'
     return f'<p class="q-small">✓ {escape(job.outcome)}</p>'

@@ -91,10 +91,15 @@ def _reading(progress: Progress) -> str:
     text = f"{progress.phase}: {int(100 * progress.share)} %"
     if progress.total_bytes:
         text += f" of {size_text(progress.total_bytes)}"
+    return text + pace_text(progress)
+
+
+def pace_text(progress: Progress) -> str:
+    """How fast it comes and how long it will take, to be put behind other words; empty where it is not known."""
     if progress.seconds_left is None:
-        return text
+        return ""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
-    return f"{text}, {size_text(progress.bytes_per_second)}/s, {minutes}:{seconds:02d} left"
+    return f", {size_text(progress.bytes_per_second)}/s, {minutes}:{seconds:02d} left"
 
 
 def size_text(size_bytes: float) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from engine.errors import EnvironmentProblem, ModelFileError, SettingError
 from models.folders import models_folder
 from models.gguf_file import is_later_part, read_header, split_paths
-from models.identity import remember
+from models.identity import remember, sha256_of
 from models.progress import Progress, Report, no_report, stop_if_asked
 from models.transfer import TRANSIENT, Patience, RemoteFile, pause, retry_after_s, transfer
 
@@ -129,14 +129,14 @@ def fetch(
     model = find(reference, cancel, patience)
     folder = models_folder() / Path(*model.repository.split("/"))
     paths = [folder / Path(*PurePosixPath(file.path).parts) for file in model.files]
+    cached = [_in_hub_cache(model, file) for file in model.files]
+    if all(cached):
+        return Path(str(cached[0]))
     for file, path in zip(model.files, paths, strict=True):
         stop_if_asked(cancel, f"fetching {model.name}")
         if not file.size_bytes:
             raise ModelFileError(f"{model.repository}/{file.path} is empty on the hub; choose another file")
-        cached = _in_hub_cache(model, file)
-        if cached is not None and len(model.files) == 1:
-            return cached
-        if path.is_file() and path.stat().st_size == file.size_bytes:
+        if _is_here(file, path, report, cancel):
             continue
         with _explained(model.repository):
             transfer(
@@ -238,6 +238,13 @@ def _opener(api: Any, model: HubModel, file: HubFile, patience: Patience) -> Any
             yield response
 
     return open_from
+
+
+def _is_here(file: HubFile, path: Path, report: Report, cancel: threading.Event | None) -> bool:
+    """Whether the file is the one that the hub has now; one of another content has been replaced there since."""
+    if not path.is_file() or path.stat().st_size != file.size_bytes:
+        return False
+    return not file.sha256 or sha256_of(path, report, cancel) == file.sha256
 
 
 def _in_hub_cache(model: HubModel, file: HubFile) -> Path | None:

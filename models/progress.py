@@ -41,7 +41,7 @@ Report = Callable[[Progress], None]
 
 
 class Cancelled(QuorumError):
-    """The user stopped it; nothing half-done is left behind."""
+    """The user stopped it; the message says what, and whether anything is kept."""
 
 
 def no_report(_: Progress) -> None:

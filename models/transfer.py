@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from engine.errors import EnvironmentProblem
 from models.atomic import publish, remove, require_free_bytes
-from models.progress import Progress, Report, stop_if_asked
+from models.progress import Cancelled, Progress, Report
 
 _CHUNK_BYTES = 1 << 18
 _RATE_SECONDS = 5.0
@@ -217,7 +217,11 @@ class _Arrival:
         self._done_bytes = 0
 
     def _stop_if_asked(self) -> None:
-        stop_if_asked(self._cancel, f"fetching {self._remote.label}")
+        if self._cancel is not None and self._cancel.is_set():
+            raise Cancelled(
+                f"fetching {self._remote.label} was stopped; what has arrived is kept, and fetching it again goes on "
+                "from there"
+            )
 
 
 class _Rate:

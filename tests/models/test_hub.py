@@ -256,7 +256,7 @@ def test_cancelling_takes_effect_at_once_and_keeps_what_arrived(server: Hub) -> 
         if progress.done_bytes >= 400_000:
             cancel.set()
 
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancelled, match="what has arrived is kept"):
         fetch(REPOSITORY, stop_half_way, cancel, EAGER)
     assert_nothing_looks_whole()
     server.requests = []
@@ -306,6 +306,14 @@ def test_a_split_model_is_fetched_in_all_its_parts(server: Hub, tmp_path: Path) 
     path = fetch(f"{REPOSITORY}:q8_0", patience=EAGER)
     assert path == models_folder() / "someone" / "Tiny-GGUF" / "Q8_0" / "Big-Q8_0-00001-of-00002.gguf"
     assert path.with_name("Big-Q8_0-00002-of-00002.gguf").read_bytes() == content_of(server)
+
+
+def test_a_file_that_is_another_one_on_the_hub_now_is_fetched_anew(server: Hub) -> None:
+    fetch(REPOSITORY, patience=EAGER)
+    server.repositories[REPOSITORY][NAME] = content_of(server)[:-1] + b"!"
+    fetch(REPOSITORY, patience=EAGER)
+    assert server.starts == [0, 0]
+    assert_whole(server)
 
 
 def test_what_the_hubs_own_cache_holds_is_used_where_it_lies(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
