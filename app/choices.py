@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.jobs import PhaseReport, Preparation, in_phases
-from engine.config import Exactness, ModelPlacement, SetConfig, default_threads
+from engine.config import Exactness, KvType, ModelPlacement, SetConfig, default_threads
 from engine.errors import SettingError
 from engine.loader import FREE_DRAFTERS
-from models.budget import PlacedSet, place
+from models.budget import PlacedSet, place, require_room
 from models.folders import cache_folder
 from models.library import STARTER_NAME, resolve
 from models.pairing import choose_drafters, order_reason
@@ -33,7 +33,11 @@ class SetChoice:
     """Layers on the GPU, of every model without a number of its own; -1 is all, None chooses what finds room."""
     drafter_gpu_layers: tuple[tuple[str, int], ...] = ()
     """Drafters by name or path that have their own number of layers on the GPU, not the target's."""
+    drafter_threads: tuple[tuple[str, int], ...] = ()
+    """Drafters by name or path that have their own number of threads, not the target's."""
     exactness: Exactness = Exactness.EXACT
+    kv_type: KvType | None = None
+    """Number format of the target's cache; None: what `exactness` asks for."""
 
     def config(self, target: Path, drafters: Sequence[str], replaced: SetConfig | None = None) -> PlacedSet:
         """The set of these files, with everything in its place.
@@ -56,11 +60,21 @@ class SetChoice:
             placement=placement,
             exactness=self.exactness,
             cost_file=cache_folder() / "costs.json",
+            kv_type=self.kv_type,
             drafter_placements=tuple(
                 (str(resolve(name)), replace(placement, gpu_layers=layers)) for name, layers in self.drafter_gpu_layers
             ),
         )
-        return PlacedSet(config, "") if self.gpu_layers is not None else place(config, replaced)
+        placed = PlacedSet(config, "") if self.gpu_layers is not None else place(config, replaced)
+        return replace(placed, config=self._with_threads(placed.config))
+
+    def _with_threads(self, config: SetConfig) -> SetConfig:
+        """The set with the drafters' own numbers of threads; where they lie stays as it is."""
+        placements = dict(config.drafter_placements)
+        for name, threads in self.drafter_threads:
+            drafter = str(resolve(name))
+            placements[drafter] = replace(config.placement_of(drafter), threads=threads)
+        return replace(config, drafter_placements=tuple(placements.items()))
 
 
 def whole_number(text: str | None, label: str) -> int | None:
@@ -79,7 +93,7 @@ def whole_number(text: str | None, label: str) -> int | None:
 
 
 def preparation(choice: SetChoice, replaced: SetConfig | None = None) -> Preparation:
-    """What a load has to do before it can begin: find files by name, fetch the starter, choose drafters, place them.
+    """What comes before a load: find files, fetch the starter, choose and place drafters, ask for room.
 
     Args:
         choice: What the user picked.
@@ -98,6 +112,7 @@ def preparation(choice: SetChoice, replaced: SetConfig | None = None) -> Prepara
         placed = choice.config(target, drafters, replaced)
         if placed.reason:
             report(placed.reason, 0.0)
+        require_room(placed.config, replaced)
         return placed.config
 
     return prepare

@@ -11,6 +11,7 @@ from app.choices import SetChoice
 from engine.config import (
     Exactness,
     GenerationSettings,
+    KvType,
     LookAhead,
     Policy,
     Sampling,
@@ -58,6 +59,14 @@ def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
         metavar="NAME=N,...",
         help="layers on the GPU for single drafters; default: as --gpu-layers, or what is chosen",
     )
+    models.add_argument(
+        "--drafter-threads", metavar="NAME=N,...", help="CPU threads of single drafters; default: as --threads"
+    )
+    models.add_argument(
+        "--kv-type",
+        choices=[kind.name.lower() for kind in KvType],
+        help="number format of the target's cache; default: what is exact here; q8_0 takes half the memory",
+    )
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument("--policy", metavar="RULE", help="auto (default), minions, adaedl, fixed:N, off or plain")
     speculation.add_argument("--weights", choices=[rule.value for rule in WeightRule], help="hedge (default), minions")
@@ -91,18 +100,21 @@ def set_choice(args: argparse.Namespace) -> SetChoice:
         threads=args.threads,
         gpu_layers=args.gpu_layers,
         exactness=Exactness(args.exactness or Exactness.EXACT.value),
-        drafter_gpu_layers=_gpu_layers(args.drafter_gpu_layers or ""),
+        drafter_gpu_layers=_for_drafters(args.drafter_gpu_layers, "--drafter-gpu-layers", "from -1 (all)"),
+        drafter_threads=_for_drafters(args.drafter_threads, "--drafter-threads", "from 1"),
+        kv_type=KvType[args.kv_type.upper()] if args.kv_type else None,
     )
 
 
-def _gpu_layers(text: str) -> tuple[tuple[str, int], ...]:
-    placed = []
-    for entry in filter(None, map(str.strip, text.split(","))):
+def _for_drafters(text: str | None, option: str, range_text: str) -> tuple[tuple[str, int], ...]:
+    """What an option says for single drafters; whether the numbers make sense is seen when they are used."""
+    found = []
+    for entry in filter(None, map(str.strip, (text or "").split(","))):
         name, _, number = entry.rpartition("=")
-        if not name or not re.fullmatch(r"-1|\d{1,4}", number):
-            raise SettingError(f"--drafter-gpu-layers takes NAME=N with N from -1 (all), found {entry!r}")
-        placed.append((str(resolve(name)), int(number)))
-    return tuple(placed)
+        if not name or not re.fullmatch(r"-?\d{1,4}", number):
+            raise SettingError(f"{option} takes NAME=N with N {range_text}, found {entry!r}")
+        found.append((str(resolve(name)), int(number)))
+    return tuple(found)
 
 
 def _drafter(name: str) -> str:

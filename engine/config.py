@@ -228,6 +228,8 @@ class SetConfig:
     exactness: Exactness = Exactness.EXACT
     cost_file: Path | None = None
     """Where the measured cost curves are kept; None keeps them in memory only."""
+    kv_type: KvType | None = None
+    """Number format of the target's cache; None: what `exactness` asks for."""
     drafter_placements: tuple[tuple[str, ModelPlacement], ...] = ()
     """Drafters that run elsewhere than the target, as named in `drafters`."""
 

@@ -155,7 +155,7 @@ def target_settings(config: SetConfig, context_tokens: int) -> ContextSettings:
     """How the target's context is made."""
     return ContextSettings(
         context_tokens=context_tokens,
-        kv_type=choose_kv_type(config.exactness),
+        kv_type=config.kv_type or choose_kv_type(config.exactness),
         threads=config.placement.threads,
         max_outputs=MAX_DRAFT_TOKENS + 1,
         max_sequences=TARGET_SEQUENCES,

@@ -17,6 +17,7 @@ import psutil
 
 from engine.config import KvType, ModelPlacement, SetConfig
 from engine.drafters.model import SPARE_CELLS, drafter_settings
+from engine.errors import MemoryShortage
 from engine.loader import FREE_DRAFTERS, target_settings
 from engine.runtime.api import native
 from engine.runtime.context import ContextSettings
@@ -31,6 +32,8 @@ _BYTES_PER_NUMBER = {KvType.F16: 2.0, KvType.BF16: 2.0, KvType.Q8_0: 34 / 32}
 _CELL_STEP = 256
 _BOOKKEEPING_BYTES = 24 * 2**20
 _FEW_CONTEXT_TOKENS = 1024
+_ESTIMATES_ARE_WITHIN = 1.25
+"""A set that finds room even if its estimate is so much too small needs no closer look."""
 _PASSES_BESIDE_ONE_OF_THE_TARGET = 3
 """How often a drafter runs while its target runs once, about: what it is worth to have it on the faster processor."""
 _GPU_SHARE_TO_FILL = 0.9
@@ -93,6 +96,11 @@ class Forecast:
         return sum(need.gpu for need in self.needs)
 
     @property
+    def gives_back_bytes(self) -> int:
+        """What is free again in main memory once the set is unloaded; pages of a file count as free all along."""
+        return sum(need.peak - need.mapped for need in self.needs)
+
+    @property
     def fits(self) -> bool:
         return self.lasting_bytes + RESERVE_BYTES <= self.free_bytes and self.gpu_bytes <= self.free_gpu_bytes
 
@@ -100,34 +108,76 @@ class Forecast:
     def summary(self) -> str:
         """One sentence."""
         verdict = "fits" if self.fits else "does not fit"
-        text = f"{verdict}: needs {_size(self.lasting_bytes)}, {_size(self.free_bytes)} of memory are free"
+        text = f"{verdict}: needs {_size(self.lasting_bytes)} of memory, {_size(self.free_bytes)} are free"
         if self.gpu_bytes:
             text += f"; {_size(self.gpu_bytes)} on the GPU, {_size(self.free_gpu_bytes)} free there"
         return "; ".join((text, *self.advice))
 
 
-def forecast(config: SetConfig, free_bytes: int | None = None, free_gpu_bytes: int | None = None) -> Forecast:
-    """What loading `config` would take. None reads what is free now.
+def forecast(
+    config: SetConfig,
+    free_bytes: int | None = None,
+    free_gpu_bytes: int | None = None,
+    replaced: SetConfig | None = None,
+) -> Forecast:
+    """What loading `config` would take.
+
+    Args:
+        config: The set.
+        free_bytes: None reads what is free now.
+        free_gpu_bytes: The same.
+        replaced: The set that is unloaded before this one is loaded, whose room is free then.
 
     Raises:
         ModelFileError: a file cannot be used.
     """
+    before = _foreseen(replaced) if replaced else None
     if free_bytes is None:
-        free_bytes = psutil.virtual_memory().available
+        free_bytes = psutil.virtual_memory().available + (before.gives_back_bytes if before else 0)
     if free_gpu_bytes is None:
-        free_gpu_bytes = _free_gpu_bytes()
-    context_tokens = config.context_tokens or read_header(config.target).context_tokens
-    layouts = [_target_layout(config, context_tokens)]
-    layouts += [
-        _drafter_layout(Path(name), config.placement_of(name), context_tokens) for name in _files(config.drafters)
-    ]
-    findings = dry_run(layouts)
+        free_gpu_bytes = _free_gpu_bytes() + (before.gpu_bytes if before else 0)
+    result = replace(_foreseen(config), free_bytes=free_bytes, free_gpu_bytes=free_gpu_bytes)
+    return result if result.fits else _with_advice(result, config)
+
+
+def require_room(config: SetConfig, replaced: SetConfig | None = None) -> None:
+    """Refuse a set that finds no room, before any of it is loaded.
+
+    A set that is far from filling the memory is let through by its headers alone, within milliseconds.
+
+    Raises:
+        MemoryShortage: it does not fit; the message says what would.
+        ModelFileError: a file cannot be used.
+    """
+    layouts = _layouts(config)
+    estimated = sum(_need(layout, None, is_target=index == 0).lasting for index, layout in enumerate(layouts))
+    uses_gpu = has_gpu() and any(layout.gpu_layers for layout in layouts)
+    free_bytes = psutil.virtual_memory().available
+    if not uses_gpu and _ESTIMATES_ARE_WITHIN * estimated + RESERVE_BYTES <= free_bytes:
+        return
+    result = forecast(config, replaced=replaced)
+    if not result.fits:
+        with_drafters = " with its drafters" if len(layouts) > 1 else ""
+        raise MemoryShortage(f"{config.target.name}{with_drafters} {result.summary}")
+
+
+def _foreseen(config: SetConfig) -> Forecast:
+    """The needs alone."""
+    layouts = _layouts(config)
     needs = tuple(
         _need(layout, finding, is_target=index == 0)
-        for index, (layout, finding) in enumerate(zip(layouts, findings, strict=True))
+        for index, (layout, finding) in enumerate(zip(layouts, dry_run(layouts), strict=True))
     )
-    result = Forecast(needs, context_tokens, free_bytes, free_gpu_bytes)
-    return result if result.fits else _with_advice(result)
+    return Forecast(needs, layouts[0].settings.context_tokens, free_bytes=0, free_gpu_bytes=0)
+
+
+def _layouts(config: SetConfig) -> list[Layout]:
+    """Of the target and of each drafter that is a file."""
+    context_tokens = config.context_tokens or read_header(config.target).context_tokens
+    drafters = (
+        _drafter_layout(Path(name), config.placement_of(name), context_tokens) for name in _files(config.drafters)
+    )
+    return [_target_layout(config, context_tokens), *drafters]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +206,9 @@ def place(config: SetConfig, replaced: SetConfig | None = None, free_gpu_bytes: 
     if not has_gpu():
         return PlacedSet(config, "")
     if free_gpu_bytes is None:
-        free_gpu_bytes = _free_gpu_bytes() + (forecast(replaced).gpu_bytes if replaced else 0)
+        free_gpu_bytes = _free_gpu_bytes() + (_foreseen(replaced).gpu_bytes if replaced else 0)
     whole = replace(config, placement=replace(config.placement, gpu_layers=-1))
-    needs = forecast(whole, free_gpu_bytes=free_gpu_bytes).needs
+    needs = _foreseen(whole).needs
     gpu_bytes = sum(need.gpu for need in needs)
     room_bytes = _GPU_SHARE_TO_FILL * free_gpu_bytes
     if gpu_bytes <= room_bytes:
@@ -311,12 +361,31 @@ def _free_gpu_bytes() -> int:
     return sum(device.free_bytes for device in list_devices() if not device.name.startswith("CPU"))
 
 
-def _with_advice(result: Forecast) -> Forecast:
-    advice = (*_less_context(result), *_fewer_drafters(result), *_other_placement(result))
+def _with_advice(result: Forecast, config: SetConfig) -> Forecast:
+    advice = (
+        *_smaller_cache(result, config),
+        *_less_context(result),
+        *_fewer_drafters(result),
+        *_other_placement(result),
+    )
+    if not advice:
+        advice = _target_alone(result)
     if not advice:
         target = next(need for need in result.needs if need.is_target)
         advice = (f"choose a smaller model, or fewer bits, than {target.path.name}; or close other programs",)
     return replace(result, advice=advice)
+
+
+def _smaller_cache(result: Forecast, config: SetConfig) -> tuple[str, ...]:
+    """Eight bits for the target's cache, where it has more and its heads can be stored so."""
+    if config.kv_type is KvType.Q8_0 or result.lasting_bytes + RESERVE_BYTES <= result.free_bytes:
+        return ()
+    (finding,) = dry_run(_layouts(replace(config, kv_type=KvType.Q8_0, drafters=(), drafter_placements=())))
+    target = next(need for need in result.needs if need.is_target)
+    freed_bytes = target.cache - finding.cache_bytes if finding and not target.gpu else 0
+    if freed_bytes <= 0 or result.lasting_bytes + RESERVE_BYTES - freed_bytes > result.free_bytes:
+        return ()
+    return (f"a cache of 8 bits (--kv-type q8_0) would free {_size(freed_bytes)} and make it fit",)
 
 
 def _less_context(result: Forecast) -> tuple[str, ...]:
@@ -329,7 +398,7 @@ def _less_context(result: Forecast) -> tuple[str, ...]:
         tokens //= 2
         freed_bytes = bytes_per_token * (result.context_tokens - tokens)
         if 0 < missing_bytes <= freed_bytes:
-            return (f"--ctx {tokens} would free {_size(freed_bytes)} and make it fit",)
+            return (f"a context of {tokens} tokens (--ctx) would free {_size(freed_bytes)} and make it fit",)
     return ()
 
 
@@ -348,6 +417,15 @@ def _fewer_drafters(result: Forecast) -> tuple[str, ...]:
     return ()
 
 
+def _target_alone(result: Forecast) -> tuple[str, ...]:
+    """No drafter and less context together, where neither is enough."""
+    target = next(need for need in result.needs if need.is_target)
+    alone = replace(result, needs=(target,))
+    if len(result.needs) == 1 or alone.gpu_bytes > alone.free_gpu_bytes:
+        return ()
+    return tuple(f"leaving out all drafters that are files, and {advice}" for advice in _less_context(alone))
+
+
 def _other_placement(result: Forecast) -> tuple[str, ...]:
     """Move layers between GPU and memory, where one has too little and the other enough."""
     target = next(need for need in result.needs if need.is_target)
@@ -355,7 +433,7 @@ def _other_placement(result: Forecast) -> tuple[str, ...]:
     missing_gpu_bytes = result.gpu_bytes - result.free_gpu_bytes
     if missing_gpu_bytes > 0 and target.gpu and layer_count:
         layers = int(layer_count * max(0.0, 1 - missing_gpu_bytes / target.gpu))
-        return (f"--gpu-layers {layers} would put the rest of the target in main memory",)
+        return (f"{layers} layers on the GPU (--gpu-layers) would put the rest of the target in main memory",)
     missing_bytes = result.lasting_bytes + RESERVE_BYTES - result.free_bytes
     if missing_bytes > 0 and result.free_gpu_bytes - result.gpu_bytes >= missing_bytes:
         return ("more layers on the GPU (--gpu-layers) would free main memory",)
