@@ -30,6 +30,7 @@ from app.bench.prompts import Prompt
 from app.bench.row import Row, distinct_share, hash_text
 from engine.config import Sampling, SetConfig
 from engine.errors import EnvironmentProblem, SettingError
+from engine.runtime.api import OPENMP_WAITING
 
 PEER_NAME = "llama-server"
 START_SECONDS = 300.0
@@ -211,7 +212,7 @@ class PeerServer:
         port = _free_port()
         self._address = f"http://127.0.0.1:{port}"
         # What we set for our own OpenMP threads must not slow the peer's down.
-        environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+        environment = {name: value for name, value in os.environ.items() if name not in OPENMP_WAITING}
         self._process = subprocess.Popen(
             [self._peer.path, *self._arguments, "--host", "127.0.0.1", "--port", str(port)],
             stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from app.bench.prompts import Prompt
 from app.bench.row import hash_text
 from engine.config import ModelPlacement, Sampling, SetConfig
 from engine.errors import EnvironmentProblem, SettingError
+from engine.runtime.api import OPENMP_WAITING
 from engine.runtime.template import Message
 from tests.bench import fake_server
 
@@ -155,14 +156,15 @@ def test_the_server_is_gone_when_the_block_ends(fake: Path) -> None:
 
 
 def test_our_threads_settings_do_not_reach_it(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")
+    for name, value in OPENMP_WAITING.items():
+        monkeypatch.setenv(name, value)
     before = set(psutil.Process().children())
     with PeerServer(Peer.probe(fake), []) as server:
         assert server.wait_until_ready(threading.Event())
         (child,) = set(psutil.Process().children()) - before
         environment = child.environ()
     assert "FAKE_SERVER_NOTES" in environment
-    assert "GOMP_SPINCOUNT" not in environment
+    assert not OPENMP_WAITING.keys() & environment.keys()
 
 
 def test_a_server_that_ends_while_it_loads_is_quoted(tmp_path: Path) -> None:
