@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from engine.prefix import shared_prefix
 from engine.types import Branch, Draft, TokenTree, VotedDraft
 
+TREE_MARGIN = 0.05
+"""A tree must be worth more than the best chain by this share of its pass: of many branches, one always looks good."""
+
 
 def side_branches(voted: VotedDraft, drafts: Sequence[Draft]) -> tuple[Branch, ...]:
     """What the drafts offer beside the voted one, at most one branch for each first token at a place.
@@ -45,7 +48,7 @@ def best_tree(
     pace: float,
     most_branches: int,
 ) -> TokenTree:
-    """The tree with the most expected tokens − pace · time.
+    """The tree with the most expected tokens − pace · time; a chain where side branches gain little.
 
     A node brings its survival, the probability that it and all before it are accepted; no node survives more surely
     than its parent. So the best tree of a size consists of its most likely nodes, and only the size is to be found.
@@ -63,13 +66,22 @@ def best_tree(
     nodes: list[tuple[float, int | None]] = [(survival, None) for survival in survivals]
     nodes += [(survival, number) for number, (_, own) in enumerate(likely) for survival in own]
     nodes.sort(key=lambda node: -node[0])
+    size, value = _best_size([survival for survival, _ in nodes], pass_ms, pace)
+    length, chain_value = _best_size(survivals, pass_ms, pace)
+    if value <= chain_value + TREE_MARGIN * pace * pass_ms[size]:
+        return TokenTree(voted.trimmed(length))
+    chosen = [number for _, number in nodes[:size]]
+    kept = [branch.trimmed(chosen.count(number)) for number, (branch, _) in enumerate(likely) if number in chosen]
+    return TokenTree(voted.trimmed(chosen.count(None)), tuple(kept))
+
+
+def _best_size(survivals: Sequence[float], pass_ms: Sequence[float], pace: float) -> tuple[int, float]:
+    """How many of these nodes are worth most in a pass, and what they are worth, in tokens."""
     best, best_value = 0, -pace * pass_ms[0]
     gained = 0.0
-    for size, (survival, _) in enumerate(nodes[: len(pass_ms) - 1], start=1):
+    for size, survival in enumerate(survivals[: len(pass_ms) - 1], start=1):
         gained += survival
         value = gained - pace * pass_ms[size]
         if value > best_value:
             best, best_value = size, value
-    chosen = [number for _, number in nodes[:best]]
-    kept = [branch.trimmed(chosen.count(number)) for number, (branch, _) in enumerate(likely) if number in chosen]
-    return TokenTree(voted.trimmed(chosen.count(None)), tuple(kept))
+    return best, best_value

@@ -23,17 +23,18 @@ READY_BEHIND_TOKENS = 32
 """A drafter that is behind by no more reads it as part of drafting."""
 CATCH_UP_SLICE_TOKENS = 128
 """A drafter further behind reads this much in one step, so that tokens keep coming."""
-PROBE_SHARE = 0.02
+PROBE_SHARE = 0.01
 """At most this share of time goes into trying what is not believed best."""
 FIRST_CREDIT_MS = 100.0
 MOST_CREDIT_MS = 1000.0
 LEAST_LOSS_MS = 1.0
-ARM_MEMORY = 0.96
+ARM_MEMORY = 0.985
 ARM_PRIOR_STEPS = 2.0
 STALE_STEPS = 100
 """What a choice brought longer ago than this counts as little as a guess: the task may have changed since."""
-SWITCH_MARGIN = 1.02
-"""A challenger must be faster by this factor; it stops flapping between equals."""
+SWITCH_MARGIN = 1.05
+"""A challenger must be faster by this factor: rates of some dozens of steps are no surer, and a rested drafter
+has the prompt to read first."""
 EXPECTED_ANSWER_TOKENS = 200
 """Assumed where no limit is set, when deciding whether reading a prompt repays a drafter."""
 

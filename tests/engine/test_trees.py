@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.acceptance import AcceptanceModel
-from engine.branches import best_tree, side_branches
+from engine.branches import TREE_MARGIN, best_tree, side_branches
 from engine.config import ModelPlacement, Policy, Sampling, SetConfig, Shape, Speculation
 from engine.cost import CALIBRATED_SIZES
 from engine.length import FixedLength
@@ -66,7 +66,9 @@ shares = st.floats(0.0, 1.0)
 
 
 @given(st.lists(shares, max_size=4), st.lists(st.tuples(shares, shares), max_size=3), st.floats(0.0, 0.2))
-def test_no_other_tree_is_worth_more(trunk: list[float], sides: list[tuple[float, float]], pace: float) -> None:
+def test_no_tree_is_worth_more_or_hardly_so_where_a_chain_is_sent(
+    trunk: list[float], sides: list[tuple[float, float]], pace: float
+) -> None:
     pass_ms = (10.0, 16.0, 22.0, 16.0, 23.0, 29.0, 30.0, 27.0, 33.0, 34.0, 35.0)
     voted = VotedDraft((1,) * len(trunk), tuple(trunk), (1.0,) * len(trunk), (("a",),) * len(trunk), "a")
     survivals = list(itertools.accumulate(trunk, lambda left, right: left * right))
@@ -83,7 +85,14 @@ def test_no_other_tree_is_worth_more(trunk: list[float], sides: list[tuple[float
     sent = {branch.tokens[0]: len(branch) for branch in tree.branches}
     found = [len(tree.trunk), *(sent.get(branch.tokens[0], 0) for branch, _ in branches)]
     every = itertools.product(range(len(trunk) + 1), *(range(3) for _ in branches))
-    assert value(found) == pytest.approx(max(map(value, every)))
+    best = max(map(value, every))
+    chain = max(value((length, *(0 for _ in branches))) for length in range(len(trunk) + 1))
+    if tree.branches:
+        assert value(found) == pytest.approx(best)
+        assert best > chain + TREE_MARGIN * pace * pass_ms[sum(found)]
+    else:
+        assert value(found) == pytest.approx(chain)
+        assert best <= chain + TREE_MARGIN * pace * max(pass_ms) + 1e-9
 
 
 def test_only_so_many_branches_are_sent_the_likeliest_first() -> None:
