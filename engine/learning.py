@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.acceptance import AcceptanceModel
-from engine.config import LookAhead, Policy, Speculation, WeightRule
+from engine.config import LookAhead, Policy, Shape, Speculation, WeightRule
 from engine.cost import CostModel
 from engine.length import AutoLength, LengthRule, make_rule
 from engine.plan import AutoPlanner, FullPlanner, Planner
@@ -36,7 +36,7 @@ class Learning:
         self._runs_apart = runs_apart
         self._weights: dict[WeightRule, Weights] = {}
         self._rules: dict[Policy, LengthRule] = {}
-        self._planners: dict[LookAhead, AutoPlanner] = {}
+        self._planners: dict[tuple[LookAhead, bool], AutoPlanner] = {}
 
     def weights(self, rule: WeightRule) -> Weights:
         if rule not in self._weights:
@@ -52,9 +52,19 @@ class Learning:
         rule = self.rule(speculation.policy)
         if not isinstance(rule, AutoLength):
             return FullPlanner(rule, speculation.look_ahead)
-        look_ahead = speculation.look_ahead
-        if look_ahead not in self._planners:
-            self._planners[look_ahead] = AutoPlanner(
-                self._model_drafters, self.cost, self.acceptance, look_ahead, runs_apart=self._runs_apart
+        may_branch = self.may_branch(speculation)
+        key = (speculation.look_ahead, may_branch)
+        if key not in self._planners:
+            self._planners[key] = AutoPlanner(
+                self._model_drafters,
+                self.cost,
+                self.acceptance,
+                speculation.look_ahead,
+                runs_apart=self._runs_apart,
+                may_branch=may_branch,
             )
-        return self._planners[look_ahead]
+        return self._planners[key]
+
+    def may_branch(self, speculation: Speculation) -> bool:
+        """Whether an answer under these settings may send token trees."""
+        return speculation.shape is Shape.AUTO and self.allows_branches

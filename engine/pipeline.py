@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.branches import side_branches
-from engine.config import MAX_DRAFT_TOKENS, Shape, Speculation
+from engine.config import MAX_DRAFT_TOKENS, Speculation
 from engine.drafters.base import Score
 from engine.drafting import Ballot, LookAheadRun, Panel, make_drafting
 from engine.learning import Learning
@@ -90,7 +90,7 @@ class Pipeline:
         self._drafting = make_drafting(speculation.vote, panel, learning.cost)
         self._end_tokens = context.model.vocabulary.end_tokens
         self._can_roll_back = context.model.can_roll_back
-        self._may_branch = speculation.shape is Shape.AUTO and learning.allows_branches
+        self._may_branch = learning.may_branch(speculation)
         self._emitted = 0
         self.pace = Pace()
         """Tokens per millisecond of this answer's last steps."""
@@ -173,7 +173,7 @@ class Pipeline:
         return self._drafting.draft(plan.drafters, plan.length, hint, self._weights.current, keep, cancel)
 
     def _branches(self, ballot: Ballot, room: int) -> tuple[Branch, ...]:
-        """Side branches that the drafts offer, where they may be sent."""
+        """Side branches that the drafts offer, to send or to learn from, where trees are allowed."""
         free_cells = self._context.context_tokens - len(self._tokens) - self._context.parked_tokens
         if not self._may_branch or free_cells < 2 * MAX_DRAFT_TOKENS:
             return ()
@@ -186,7 +186,7 @@ class Pipeline:
     def _cut(self, voted: VotedDraft, branches: Sequence[Branch], room: int, plan: Plan) -> TokenTree:
         voted = voted.trimmed(min(room, self._sampler.allowed_length(voted.tokens)))
         branches = [branch for branch in branches if branch.fork < len(voted)]
-        most = min(MOST_BRANCHES, self._context.spare_sequences) if branches else 0
+        most = min(MOST_BRANCHES, self._context.spare_sequences) if branches and plan.branches else 0
         return self._rule.cut(voted, branches, most, len(self._tokens), plan.pace)
 
     def _start_look_ahead(self, plan: Plan, sent: TokenTree) -> LookAheadRun | None:

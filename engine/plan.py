@@ -1,16 +1,16 @@
 """What the next step does: which model drafters run, how far, whether they run ahead, and who catches up.
 
-`FullPlanner` uses every drafter always; it serves the comparison policies. `AutoPlanner` weighs drafter sets by what
-steps with them really brought and took, apart for each kind of situation (how promising the free draft is), takes the
-one with the most tokens per second, and spends at most a fixed share of its time on trying the others. Plain decoding
-is always among the choices.
+`FullPlanner` uses every drafter always; it serves the comparison policies. `AutoPlanner` weighs drafter sets, and trees
+against chains, by what steps with them really brought and took, apart for each kind of situation (how promising the
+free draft is), takes the one with the most tokens per second, and spends at most a fixed share of its time on trying
+the others. Plain decoding is always among the choices.
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.acceptance import AcceptanceModel
@@ -67,6 +67,8 @@ class Plan:
     catch_up: tuple[str, ...]
     """Model drafters that read a slice of what they are behind by."""
     reason: str
+    branches: bool = False
+    """Whether side branches may be sent."""
     bucket: int = 0
     is_probe: bool = False
     pace: float = 0.0
@@ -135,8 +137,17 @@ class Arm:
         return max((self.time_ms - self.tokens / best.tokens_per_ms) / self.steps, LEAST_LOSS_MS)
 
 
-Choice = tuple[tuple[str, ...], bool]
-"""Model drafters, and whether they run ahead."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to draft."""
+
+    drafters: tuple[str, ...] = ()
+    look_ahead: bool = False
+    branches: bool = False
+
+
+NO_MODEL = Choice()
+"""Only the free drafters."""
 
 
 class AutoPlanner(Planner):
@@ -150,16 +161,18 @@ class AutoPlanner(Planner):
         look_ahead: LookAhead,
         *,
         runs_apart: bool,
+        may_branch: bool,
     ) -> None:
         """Args:
         names: All model drafters.
         look_ahead: Whether running ahead is a choice, the only one, or none.
+        may_branch: Whether token trees are a choice.
         runs_apart: Whether drafters have a processor of their own, so that running ahead is likely to pay.
         """
         self._cost = cost
         self._acceptance = acceptance
         self._runs_apart = runs_apart
-        self._choices = [((), False), *_choices(names, look_ahead, runs_apart=runs_apart)]
+        self._choices = [NO_MODEL, *_choices(names, look_ahead, runs_apart=runs_apart, may_branch=may_branch)]
         self._arms: dict[tuple[Choice, int], Arm] = {}
         self._chosen: dict[int, Choice] = {}
         self._credit_ms = FIRST_CREDIT_MS
@@ -172,7 +185,7 @@ class AutoPlanner(Planner):
         self._steps += 1
         bucket = self._bucket(situation.hint)
         ready, late = _by_readiness(situation)
-        available = [choice for choice in self._choices if set(choice[0]) <= set(ready)]
+        available = [choice for choice in self._choices if set(choice.drafters) <= set(ready)]
         arms = {choice: self._arm(choice, bucket, situation.context_tokens) for choice in available}
         best = max(arms, key=lambda choice: arms[choice].tokens_per_ms)
         usual = self._chosen.get(bucket, best)
@@ -187,15 +200,16 @@ class AutoPlanner(Planner):
                 situation, late, arms[best]
             )
         if self._is_plain_due(situation.context_tokens, pace):
-            return Plan((), 0, False, catch_up, "on trial: plain decoding", bucket, is_probe=True, pace=pace)
+            return Plan((), 0, False, catch_up, "on trial: plain decoding", bucket=bucket, is_probe=True, pace=pace)
         probe = self._probe(arms, best, situation)
-        names, look_ahead = probe or best
+        choice = probe or best
         return Plan(
-            drafters=names if length else (),
+            drafters=choice.drafters if length else (),
             length=length,
-            look_ahead=look_ahead and length > 0,
+            look_ahead=choice.look_ahead and length > 0,
             catch_up=catch_up,
-            reason=self._reason(names, is_probe=probe is not None),
+            reason=self._reason(choice.drafters, is_probe=probe is not None),
+            branches=choice.branches,
             bucket=bucket,
             is_probe=probe is not None,
             pace=pace,
@@ -218,7 +232,7 @@ class AutoPlanner(Planner):
 
     def learn(self, plan: Plan, emitted: int, step_ms: float) -> None:
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * step_ms, MOST_CREDIT_MS)
-        arm = self._arms.get(((plan.drafters, plan.look_ahead), plan.bucket))
+        arm = self._arms.get((Choice(plan.drafters, plan.look_ahead, plan.branches), plan.bucket))
         if arm is not None and plan.length:
             arm.learn(emitted, step_ms, self._steps)
 
@@ -240,11 +254,11 @@ class AutoPlanner(Planner):
 
     def _foresee(self, choice: Choice, bucket: int, context_tokens: int) -> tuple[float, float]:
         """Tokens and time of a step nobody has tried yet, from cost curves and mean acceptance."""
-        names, look_ahead = choice
+        names = choice.drafters
         verify = self._cost.curve(context_tokens, LONGEST_DRAFT + 1)
         free_tokens = (0.0, 0.8, 3.0)[bucket]
         draft_ms = self._cost.draft_ms(names)
-        if look_ahead:
+        if choice.look_ahead:
             # Hidden behind the pass when the processors differ; in each other's way when they are the same.
             draft_ms *= 0.3 if self._runs_apart else 1.5
         mean = self._acceptance.mean(names) if names else 0.0
@@ -257,7 +271,9 @@ class AutoPlanner(Planner):
             elapsed_ms = verify[length] + length * draft_ms + self._cost.overhead_ms
             if length == 1 or tokens / elapsed_ms > best[0] / best[1]:
                 best = (tokens, elapsed_ms)
-        return best
+        tokens, elapsed_ms = best
+        # A tree is believed to be worse than a chain until it was seen to be better.
+        return tokens, elapsed_ms * SWITCH_MARGIN if choice.branches else elapsed_ms
 
     def _worth_catching_up(self, situation: Situation, late: Sequence[str], pace: float) -> tuple[str, ...]:
         """The late drafter whose reading is repaid soonest, if the rest of the answer repays it at all."""
@@ -266,7 +282,7 @@ class AutoPlanner(Planner):
             remaining = max(EXPECTED_ANSWER_TOKENS - situation.emitted_tokens, EXPECTED_ANSWER_TOKENS // 4)
         best: tuple[float, tuple[str, ...]] = (0.0, ())
         for name in late:
-            arm = self._arm(((name,), False), 0, situation.context_tokens)
+            arm = self._arm(Choice((name,)), 0, situation.context_tokens)
             saved_ms = remaining * (1 / pace - 1 / arm.tokens_per_ms)
             profit_ms = saved_ms - self._reading_ms(name, situation)
             best = max(best, (profit_ms, (name,)))
@@ -274,7 +290,7 @@ class AutoPlanner(Planner):
 
     def _read_for_trial(self, situation: Situation, late: Sequence[str], best: Arm) -> tuple[str, ...]:
         """A late drafter that can be read and tried from what was saved up; otherwise it would never be heard again."""
-        arms = {name: self._arm(((name,), False), 0, situation.context_tokens) for name in late}
+        arms = {name: self._arm(Choice((name,)), 0, situation.context_tokens) for name in late}
         for name in sorted(late, key=lambda name: arms[name].last_tried):
             reading_ms = self._reading_ms(name, situation)
             if reading_ms + arms[name].loss_ms(best) <= self._credit_ms:
@@ -287,11 +303,11 @@ class AutoPlanner(Planner):
 
     def _probe(self, arms: Mapping[Choice, Arm], best: Choice, situation: Situation) -> Choice | None:
         """Another choice whose turn it is to be tried, when the saved-up time allows."""
-        others = [choice for choice in arms if choice != best and choice[0]]
+        others = [choice for choice in arms if choice != best and choice.drafters]
         if not others or situation.room_tokens == 0:
             return None
         choice = min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
-        loss_ms = arms[choice].loss_ms(arms[best]) + sum(self._reading_ms(name, situation) for name in choice[0])
+        loss_ms = arms[choice].loss_ms(arms[best]) + sum(self._reading_ms(name, situation) for name in choice.drafters)
         if loss_ms > self._credit_ms:
             return None
         self._credit_ms -= loss_ms
@@ -307,14 +323,16 @@ class AutoPlanner(Planner):
         return "only text look-up drafts: draft models cost more than they save here"
 
 
-def _choices(names: Sequence[str], look_ahead: LookAhead, *, runs_apart: bool) -> list[Choice]:
-    """All subsets of up to three drafters; of more, each alone and all together."""
+def _choices(names: Sequence[str], look_ahead: LookAhead, *, runs_apart: bool, may_branch: bool) -> Iterator[Choice]:
+    """All subsets of up to three drafters; of more, each alone and all together. Trees of one drafter and of all."""
     if len(names) <= 3:
         sets = [subset for size in range(1, len(names) + 1) for subset in itertools.combinations(names, size)]
     else:
         sets = [*((name,) for name in names), tuple(names)]
+    runs_ahead = look_ahead is LookAhead.ON
+    yield from (Choice(subset, runs_ahead) for subset in sets)
     if look_ahead is LookAhead.AUTO:
         # On shared cores running ahead seldom pays; one drafter is enough to find out whether it does.
-        ahead = sets if runs_apart else sets[:1]
-        return [*((subset, False) for subset in sets), *((subset, True) for subset in ahead)]
-    return [(subset, look_ahead is LookAhead.ON) for subset in sets]
+        yield from (Choice(subset, look_ahead=True) for subset in (sets if runs_apart else sets[:1]))
+    if may_branch:
+        yield from (Choice(subset, runs_ahead, branches=True) for subset in sets if len(subset) in (1, len(names)))
