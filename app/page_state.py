@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app import compare_view, inside_view, models_view, views
-from app.conversations import Entry, Turn
+from app.conversations import Conversation, Entry, Turn
 from app.run import RunSnapshot
 from app.service import Service
 from app.token_view import token_view
@@ -89,6 +89,7 @@ class PageWatch:
         running = None if answer is None or answer.is_over else answer
         ahead = service.jobs_ahead(run) if run and running else ()
         loaded = service.loaded
+        limit = loaded.context_tokens if loaded else 0
         is_loading = load is not None and not load.is_over
         check = service.last_check
         errand = service.errands.last
@@ -99,7 +100,7 @@ class PageWatch:
             live=views.live_panel(answer),
             status=views.ENDED if service.is_closed else views.status(loaded, load.peek() if load else None),
             hint=views.progress_of(running, ahead) if running else views.hint(loaded is not None, is_loading),
-            meter=views.context_meter(answer, loaded.context_tokens if loaded else 0),
+            meter=views.context_meter(answer, limit, _next_to_go(answer, conversation, limit)),
             is_answering=running is not None,
             can_retry=bool(turns) and not running,
             can_resume=bool(turns) and not running and _is_unfinished(turns[-1]),
@@ -139,6 +140,15 @@ class PageWatch:
             self._traced = traced
             self._trace = inside_view.trace(traced)
         return self._trace
+
+
+def _next_to_go(answer: RunSnapshot | None, conversation: Conversation | None, limit: int) -> str:
+    """The oldest question that the model still sees, where the next one pushes it out; empty where it does not."""
+    if answer is None or conversation is None or not answer.is_over or not views.is_nearly_full(answer, limit):
+        return ""
+    messages = conversation.messages(len(conversation.turns) - 1)
+    asked = [message for message in messages if message.role != "system"]
+    return asked[answer.dropped_messages].content if answer.dropped_messages < len(asked) - 1 else ""
 
 
 def _is_unfinished(turn: Turn) -> bool:

@@ -15,18 +15,21 @@ _HEIGHT = 100
 
 
 def speculation_lengths(steps: Sequence[StepReading]) -> str:
-    """Draft tokens sent to the target in each step, and how many of them were accepted, over the answer."""
+    """Draft tokens chosen and sent to the target in each step, and how many of them were accepted, over the answer."""
     bars = _binned(steps)
-    top = next((scale for scale in _SCALES if all(sent <= scale for sent, _ in bars)), _SCALES[-1])
+    top = next((scale for scale in _SCALES if all(max(bar) <= scale for bar in bars)), _SCALES[-1])
     width = max(len(bars), MOST_BARS // 2)
     marks = [
         _bar("sent", index, sent / top) + _bar("kept", index, accepted / top)
-        for index, (sent, accepted) in enumerate(bars)
+        for index, (_, sent, accepted) in enumerate(bars)
     ]
+    ticks = "".join(
+        f"M{index} {round(_HEIGHT * (1 - chosen / top), 1):g}h1" for index, (chosen, _, _) in enumerate(bars) if chosen
+    )
     lines = "".join(f'<line class="grid" x1="0" x2="{width}" y1="{y}" y2="{y}"/>' for y in (0, _HEIGHT // 2))
     return (
         f'<svg role="img" aria-label="{escape(_summary(steps))}" viewBox="0 0 {width} {_HEIGHT}" '
-        f'preserveAspectRatio="none">{lines}{"".join(marks)}'
+        f'preserveAspectRatio="none">{lines}{"".join(marks)}<path class="chosen" d="{ticks}"/>'
         f'<line class="axis" x1="0" x2="{width}" y1="{_HEIGHT}" y2="{_HEIGHT}"/></svg>'
         f'<div class="scale" aria-hidden="true"><span>{top}</span><span>{top // 2}</span><span>0</span></div>'
     )
@@ -41,11 +44,18 @@ def _bar(kind: str, index: int, share: float) -> str:
     )
 
 
-def _binned(steps: Sequence[StepReading]) -> list[tuple[float, float]]:
-    """Sent and accepted, averaged over as many neighbouring steps as keeps the bars few."""
+def _binned(steps: Sequence[StepReading]) -> list[tuple[float, float, float]]:
+    """Chosen, sent and accepted, averaged over as many neighbouring steps as keeps the bars few."""
     size = -(-len(steps) // MOST_BARS) or 1
     bins = (steps[start : start + size] for start in range(0, len(steps), size))
-    return [(sum(s.sent for s in group) / len(group), sum(s.accepted for s in group) / len(group)) for group in bins]
+    return [
+        (
+            sum(step.chosen for step in group) / len(group),
+            sum(step.sent for step in group) / len(group),
+            sum(step.accepted for step in group) / len(group),
+        )
+        for group in bins
+    ]
 
 
 def _summary(steps: Sequence[StepReading]) -> str:
@@ -80,20 +90,58 @@ def line_chart(lines: Sequence[Line], label: str, *, unit: str = "", first: int 
     top = max(values) or 1.0
     width = max(1, max(len(line.values) for line in drawn) - 1)
     marks = "".join(_path(index, line, width, top) for index, line in enumerate(drawn))
-    grid = "".join(f'<line class="grid" x1="0" x2="100" y1="{y}" y2="{y}"/>' for y in (0, 50))
     places = max(len(line.values) for line in lines)
+    scale = (f"{_figure(top)}{unit}", _figure(top / 2))
+    return _framed(marks, label, scale, (f"{first}", f"{first + places - 1}"), [line.name for line in drawn])
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line through points that are not equally spaced."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def curve_chart(curves: Sequence[Curve], label: str, *, unit: str = "", along: str = "") -> str:
+    """Curves from the origin on, told apart as the lines of `line_chart` are.
+
+    Args:
+        curves: What is drawn.
+        label: What the chart shows, for those who cannot see it.
+        unit: Of the values, behind the scale's figures.
+        along: Unit of the places, behind theirs.
+    """
+    drawn = [curve for curve in curves if curve.points]
+    if not drawn:
+        return ""
+    furthest = max(place for curve in drawn for place, _ in curve.points) or 1.0
+    top = max(value for curve in drawn for _, value in curve.points) or 1.0
+    marks = "".join(
+        f'<polyline data-line="{index % 6}" points="'
+        + " ".join(f"{100 * x / furthest:.4g},{100 - 96 * y / top:.4g}" for x, y in [(0.0, 0.0), *curve.points])
+        + '"/>'
+        for index, curve in enumerate(drawn)
+    )
+    places = (f"0{along}", f"{_figure(furthest)}{along}")
+    return _framed(marks, label, (f"{_figure(top)}{unit}", _figure(top / 2)), places, [own.name for own in drawn])
+
+
+def _framed(marks: str, label: str, scale: tuple[str, str], places: tuple[str, str], names: Sequence[str]) -> str:
+    """A chart's marks with grid, scale, first and last place, and key."""
+    grid = "".join(f'<line class="grid" x1="0" x2="100" y1="{y}" y2="{y}"/>' for y in (0, 50))
     keys = "".join(
-        f'<span class="q-line-key" data-line="{index % 6}">{escape(line.name)}</span>'
-        for index, line in enumerate(drawn)
-        if line.name
+        f'<span class="q-line-key" data-line="{index % 6}">{escape(name)}</span>'
+        for index, name in enumerate(names)
+        if name
     )
     return (
         f'<div class="q-chart"><div class="q-canvas tall"><svg role="img" aria-label="{escape(label)}" '
         f'viewBox="0 0 100 100" preserveAspectRatio="none">{grid}{marks}'
         '<line class="axis" x1="0" x2="100" y1="100" y2="100"/></svg>'
-        f'<div class="scale" aria-hidden="true"><span>{_figure(top)}{unit}</span>'
-        f"<span>{_figure(top / 2)}</span><span>0</span></div></div>"
-        f'<div class="q-places" aria-hidden="true"><span>{first}</span><span>{first + places - 1}</span></div>'
+        f'<div class="scale" aria-hidden="true"><span>{scale[0]}</span><span>{scale[1]}</span><span>0</span></div>'
+        "</div>"
+        f'<div class="q-places" aria-hidden="true"><span>{places[0]}</span><span>{places[1]}</span></div>'
         f'<p class="q-keys">{keys}</p></div>'
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.conversations import AnswerToken
 from app.jobs import Job, JobState
@@ -22,6 +22,7 @@ from engine.types import (
     PrefillProgress,
     SpeculationState,
     StepDone,
+    StepTimes,
     Timings,
 )
 
@@ -43,6 +44,8 @@ class StepReading:
     accepted: int
     weights: tuple[float, ...] = ()
     """Voting weights after it, in the order of the metrics' drafters."""
+    chosen: int = 0
+    """The speculation length that the plan chose; what was sent may be less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class RunSnapshot:
     tokens: tuple[AnswerToken, ...] = ()
     metrics: Metrics | None = None
     timings: Timings | None = None
+    times: StepTimes = field(default_factory=StepTimes)
+    """Where the time of all steps went."""
     speculation: SpeculationState | None = None
     length_reason: str = ""
     """Why the last step had the length it had."""
@@ -111,6 +116,7 @@ class Run(Job):
         self._steps: list[StepReading] = []
         self._metrics: Metrics | None = None
         self._timings: Timings | None = None
+        self._times = StepTimes()
         self._speculation: SpeculationState | None = None
         self._length_reason = ""
         self._emitted: deque[tuple[float, int]] = deque()
@@ -167,9 +173,11 @@ class Run(Job):
                     self._tokens += batch
                     self._traced.append(event)
                     weights = tuple(drafter.weight for drafter in event.metrics.drafters)
-                    self._steps.append(StepReading(event.step.verified, event.step.accepted, weights))
-                    self._length_reason = event.step.reason
-                    self._note_pace(event.step.emitted)
+                    step = event.step
+                    self._steps.append(StepReading(step.verified, step.accepted, weights, step.planned_length))
+                    self._times += step.times
+                    self._length_reason = step.reason
+                    self._note_pace(step.emitted)
             self._touch()
         return batch
 
@@ -203,6 +211,7 @@ class Run(Job):
             tokens=tuple(self._tokens),
             metrics=self._metrics,
             timings=self._timings,
+            times=self._times,
             speculation=self._speculation,
             length_reason=self._length_reason,
             tokens_per_second_now=self._pace(),

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import TypedDict
 
-from app.conversations import Turn
+from app.conversations import Turn, title_of
 from app.jobs import Job, JobState, Load, Progressed
 from app.plots import speculation_lengths
 from app.run import RunSnapshot
 from app.worker import LoadedFacts
-from engine.types import DrafterReport, Metrics, SpeculationState
+from engine.session import ANSWER_SHARE
+from engine.types import DrafterReport, Metrics, SpeculationState, StepTimes
 from models.pairing import Verdict
 
 
@@ -39,6 +40,7 @@ fetch.</p>
 """
 
 ENDED = '<p class="q-loaded"><b>Quorum has ended.</b> <span>Start it again and reload this page.</span></p>'
+STEP_PARTS = ("plan", "draft", "vote", "verify", "sample", "other")
 KEYS_HINT = "Enter sends · Shift + Enter: new line · Esc: stop · Alt + N: new chat"
 
 
@@ -121,20 +123,35 @@ def status(facts: LoadedFacts | None, load: Progressed | None) -> str:
     return "".join(parts)
 
 
-def context_meter(answer: RunSnapshot | None, limit: int) -> str:
-    """How full the context is, and what happens when it is."""
-    metrics = answer.metrics if answer else None
-    if metrics is None or not limit:
+def is_nearly_full(answer: RunSnapshot, limit: int) -> bool:
+    """Whether the next question has to push something out of the context."""
+    return _used(answer) > limit - limit // ANSWER_SHARE
+
+
+def context_meter(answer: RunSnapshot | None, limit: int, next_to_go: str = "") -> str:
+    """How full the context is, and what happens when it is.
+
+    Args:
+        answer: The last one.
+        limit: What the context holds.
+        next_to_go: The oldest question that the model still sees, where the next one will push it out.
+    """
+    used = _used(answer) if answer else 0
+    if answer is None or not used or not limit:
         return ""
-    used = metrics.prompt_tokens + metrics.emitted
     share = min(1.0, used / limit)
-    state = "full" if share > 0.9 else "roomy"
+    state = "full" if is_nearly_full(answer, limit) else "roomy"
+    goes = f" · next to go: “{escape(title_of(next_to_go))}”" if next_to_go else ""
     return (
         f'<div class="q-fill"><div class="q-meter" data-state="{state}" role="meter" aria-label="Context used" '
         f'aria-valuemin="0" aria-valuemax="{limit}" aria-valuenow="{used}" title="When it is full, the '
         f'oldest turns make room for the next answer"><span style="width:{100 * share:.0f}%"></span></div>'
-        f'<p class="q-small">{used:,} of {limit:,} tokens</p></div>'
+        f'<p class="q-small">{used:,} of {limit:,} tokens{goes}</p></div>'
     )
+
+
+def _used(answer: RunSnapshot) -> int:
+    return answer.metrics.prompt_tokens + answer.metrics.emitted if answer.metrics else 0
 
 
 def alert(message: str) -> str:
@@ -150,6 +167,7 @@ def live_panel(run: RunSnapshot | None) -> str:
         _speculation_line(run.speculation),
         _readings(run, metrics),
         _length_plot(run),
+        _time_split(run.times, len(run.steps)),
         _drafter_table(metrics.drafters),
         _footer(run, metrics),
     )
@@ -174,6 +192,7 @@ def _readings(run: RunSnapshot, metrics: Metrics) -> str:
             _number(speed),
             "no answer yet" if speed is None else f"{now:.0f} right now" if now else "mean of the answer",
         ),
+        ("speed-up", "Against plain", *_speedup(run.speculation)),
         (
             "acceptance-rate",
             "Acceptance rate",
@@ -192,12 +211,29 @@ def _readings(run: RunSnapshot, metrics: Metrics) -> str:
             _percent(metrics.mean_agreement),
             "of the drafters' weight" if metrics.agreement_count else "nothing was voted on",
         ),
+        ("look-ahead", "Look-ahead hits", *_look_ahead(metrics)),
     )
     cells = "".join(
         f'<div><dt>{label}</dt><dd id="{name}">{value}</dd><dd class="q-small">{small}</dd></div>'
         for name, label, value, small in tiles
     )
     return f'<dl class="q-readings">{cells}</dl>'
+
+
+def _speedup(state: SpeculationState | None) -> tuple[str, str]:
+    """The figure, and how sure it is."""
+    if state is None or state.speedup is None:
+        return "–", "not measured yet"
+    sureness = "" if state.uncertainty is None else f"± {state.uncertainty:.2f} "
+    return f"{state.speedup:.2f}×", f"{sureness}over the last steps"
+
+
+def _look_ahead(metrics: Metrics) -> tuple[str, str]:
+    """The share of look-aheads that guessed right, and out of how many."""
+    tried = metrics.look_ahead_hits + metrics.look_ahead_misses
+    if not tried:
+        return "–", "nobody drafted ahead"
+    return _percent(metrics.look_ahead_hits / tried), f"{metrics.look_ahead_hits} of {tried} drafted ahead"
 
 
 def _length_plot(run: RunSnapshot) -> str:
@@ -208,9 +244,31 @@ def _length_plot(run: RunSnapshot) -> str:
         caption = f"last step {last.sent} sent, {last.accepted} accepted{reason}"
     return (
         '<figure class="q-plot" id="length-plot"><figcaption>Draft tokens per step '
-        '<span class="q-key sent">sent</span> <span class="q-key kept">accepted</span></figcaption>'
+        '<span class="q-key chosen">chosen</span> <span class="q-key sent">sent</span> '
+        '<span class="q-key kept">accepted</span></figcaption>'
         f'<div class="q-canvas">{speculation_lengths(run.steps)}</div>'
         f'<p class="q-small">{escape(caption)}</p></figure>'
+    )
+
+
+def _time_split(times: StepTimes, steps: int) -> str:
+    """Where the time of a step goes, as a bar with its key."""
+    if not times.total_ms:
+        return ""
+    parts = [(name, getattr(times, f"{name}_ms")) for name in STEP_PARTS]
+    bar = "".join(
+        f'<span data-part="{index}" style="width:{100 * ms / times.total_ms:.1f}%"></span>'
+        for index, (_, ms) in enumerate(parts)
+    )
+    keys = "".join(
+        f'<li data-part="{index}">{name} <b>{100 * ms / times.total_ms:.0f} %</b></li>'
+        for index, (name, ms) in enumerate(parts)
+    )
+    in_words = ", ".join(f"{name} {ms / steps:.1f} ms" for name, ms in parts)
+    return (
+        f'<figure class="q-split" id="time-split"><figcaption>A step takes {times.total_ms / steps:.1f} ms</figcaption>'
+        f'<div class="q-split-bar" role="img" aria-label="Time of a step: {in_words}" title="{in_words}">{bar}</div>'
+        f'<ul class="q-split-keys">{keys}</ul></figure>'
     )
 
 

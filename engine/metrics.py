@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -12,24 +13,41 @@ RECENT_STEPS_MEMORY = 0.9
 ON_SHARE = 0.1
 """Speculation counts as on while at least this share of recent steps carried a draft."""
 MEASURED_STEPS = 8
+DEVIATIONS_OF_95_PERCENT = 1.96
 
 
 class Pace:
-    """Tokens per millisecond over the last steps."""
+    """Tokens per millisecond over the last steps, and how sure that is."""
 
     MEMORY = 0.95
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._time_ms = 0.0
+        self._squares = (0.0, 0.0, 0.0)
+        """Sums of tokens², tokens · time and time², by the squares of the steps' weights."""
 
     def learn(self, tokens: int, elapsed_ms: float) -> None:
         self._tokens = self._tokens * self.MEMORY + tokens
         self._time_ms = self._time_ms * self.MEMORY + elapsed_ms
+        new = (tokens**2, tokens * elapsed_ms, elapsed_ms**2)
+        both, mixed, times = (old * self.MEMORY**2 + own for old, own in zip(self._squares, new, strict=True))
+        self._squares = (both, mixed, times)
 
     @property
     def tokens_per_ms(self) -> float | None:
         return self._tokens / self._time_ms if self._time_ms else None
+
+    @property
+    def uncertainty(self) -> float | None:
+        """Half the width of the 95 % interval of `tokens_per_ms`, as a share of it: from how much the steps differ."""
+        pace = self.tokens_per_ms
+        if not pace:
+            return None
+        tokens, mixed, times = self._squares
+        # What is left of each step when the common pace is taken off; below zero only by rounding.
+        spread = max(0.0, tokens - 2 * pace * mixed + pace**2 * times)
+        return DEVIATIONS_OF_95_PERCENT * math.sqrt(spread) / self._tokens
 
 
 class Ledger:
@@ -145,12 +163,13 @@ class Ledger:
             drafters=reports,
         )
 
-    def state(self, why_off: str, speedup: float | None) -> SpeculationState:
+    def state(self, why_off: str, speedup: float | None, uncertainty: float | None = None) -> SpeculationState:
         """Whether speculation is on, and why.
 
         Args:
             why_off: A standing reason that rules drafting out, or empty.
             speedup: Measured speed against plain decoding, where known.
+            uncertainty: Half the width of its 95 % interval.
         """
         if why_off:
             return SpeculationState(False, f"off: {why_off}", None)
@@ -158,5 +177,5 @@ class Ledger:
         if steps < MEASURED_STEPS or speedup is None:
             return SpeculationState(True, "on: measuring", None)
         if self._recent_drafted < ON_SHARE:
-            return SpeculationState(False, "off: drafters cost more than they save here", speedup)
-        return SpeculationState(True, f"on: {speedup:.1f}× plain", speedup)
+            return SpeculationState(False, "off: drafters cost more than they save here", speedup, uncertainty)
+        return SpeculationState(True, f"on: {speedup:.1f}× plain", speedup, uncertainty)

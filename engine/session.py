@@ -380,7 +380,10 @@ class _Answer:
         )
 
     def _state(self) -> SpeculationState:
-        return self._ledger.state(self._why_off(), self._speedup())
+        speedup = self._speedup()
+        share = self._pipeline.pace.uncertainty if self._pipeline else None
+        uncertainty = None if speedup is None or share is None else speedup * share
+        return self._ledger.state(self._why_off(), speedup, uncertainty)
 
     def _why_off(self) -> str:
         if self._settings.speculation.policy.kind is PolicyKind.OFF:

@@ -194,6 +194,8 @@ class SpeculationState:
     reason: str
     speedup: float | None = None
     """Measured speed against plain decoding; None until both have been measured."""
+    uncertainty: float | None = None
+    """Half the width of its 95 % interval, from how much the last steps differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,16 @@ class StepTimes:
     @property
     def python_ms(self) -> float:
         return self.plan_ms + self.vote_ms + self.other_ms
+
+    def __add__(self, other: StepTimes) -> StepTimes:
+        return StepTimes(
+            self.plan_ms + other.plan_ms,
+            self.draft_ms + other.draft_ms,
+            self.vote_ms + other.vote_ms,
+            self.verify_ms + other.verify_ms,
+            self.sample_ms + other.sample_ms,
+            self.other_ms + other.other_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,3 +111,18 @@ def test_an_answer_can_be_continued_unless_the_model_ended_it(loaded: Service) -
     state = PageWatch(loaded, conversation_id).look()
     assert not state.can_resume
     assert note in state.messages[-1]["content"]
+
+
+def test_the_meter_names_what_the_next_question_pushes_out(loaded: Service) -> None:
+    """The context holds 1024 tokens, of which an eighth is kept for the answer."""
+    conversation_id = loaded.conversations.create().id
+    finished(loaded.ask(conversation_id, "Name a colour.", settings(4)))
+    assert "next to go" not in PageWatch(loaded, conversation_id).look().meter
+    finished(loaded.ask(conversation_id, "Repeat: " + "word " * 900, settings(4)))
+    meter = PageWatch(loaded, conversation_id).look().meter
+    assert 'data-state="full"' in meter
+    assert "next to go: “Name a colour.”" in meter
+    finished(loaded.ask(conversation_id, "Name a river.", settings(130)))
+    meter = PageWatch(loaded, conversation_id).look().meter
+    assert 'data-state="roomy"' in meter
+    assert "next to go" not in meter

@@ -13,7 +13,7 @@ from app.jobs import JobState, Load, Progressed
 from app.run import Run, RunSnapshot, StepReading
 from app.worker import LoadedFacts
 from engine.config import GenerationSettings, SetConfig
-from engine.types import DrafterReport, Metrics, PrefillProgress, SpeculationState, Timings
+from engine.types import DrafterReport, Metrics, PrefillProgress, SpeculationState, StepTimes, Timings
 from models.pairing import Verdict
 
 FACTS = LoadedFacts(SetConfig(Path("models/Small-<b>.gguf")), 4096, ("ngram", "suffix"))
@@ -56,6 +56,29 @@ def test_readings_that_are_not_there_say_why() -> None:
 )
 def test_the_state_of_drafting_comes_with_its_reason(state: SpeculationState, text: str) -> None:
     assert text in views.live_panel(running(speculation=state))
+
+
+def test_the_speed_against_plain_comes_with_its_uncertainty() -> None:
+    html = views.live_panel(running(speculation=SpeculationState(True, "on: 1.4× plain", 1.437, 0.081)))
+    assert reading(html, "speed-up") == "1.44×"
+    assert "± 0.08 over the last steps" in html
+    assert reading(views.live_panel(None), "speed-up") == "–"
+
+
+def test_look_ahead_hits_are_out_of_all_look_aheads() -> None:
+    html = views.live_panel(running(metrics=Metrics(look_ahead_hits=3, look_ahead_misses=1)))
+    assert reading(html, "look-ahead") == "75 %"
+    assert "3 of 4 drafted ahead" in html
+    assert reading(views.live_panel(None), "look-ahead") == "–"
+
+
+def test_the_time_of_a_step_is_split_into_its_parts() -> None:
+    html = views.live_panel(running(times=StepTimes(1, 20, 3, 60, 4, 12), steps=(StepReading(1, 1),) * 2))
+    shares = re.findall(r'<span data-part="\d" style="width:([\d.]+)%">', html)
+    assert [float(share) for share in shares] == [1, 20, 3, 60, 4, 12]
+    assert "A step takes 50.0 ms" in html
+    assert "plan 0.5 ms, draft 10.0 ms, vote 1.5 ms, verify 30.0 ms, sample 2.0 ms, other 6.0 ms" in html
+    assert "time-split" not in views.live_panel(None)
 
 
 def test_each_drafter_has_its_row_and_a_rested_one_its_reason() -> None:
@@ -129,6 +152,11 @@ def test_bars_are_in_proportion() -> None:
     svg = plots.speculation_lengths([StepReading(4, 1), StepReading(0, 0), StepReading(2, 2)])
     bars = re.findall(r'<rect class="(\w+)" x="(\d)\.1" y="[\d.]+" width=".8" height="([\d.]+)"', svg)
     assert bars == [("sent", "0", "100"), ("kept", "0", "25"), ("sent", "2", "50"), ("kept", "2", "50")]
+
+
+def test_the_chosen_length_is_marked_above_what_was_sent() -> None:
+    svg = plots.speculation_lengths([StepReading(1, 1, chosen=4), StepReading(2, 0, chosen=2)])
+    assert '<path class="chosen" d="M0 0h1M1 50h1"/>' in svg
 
 
 def test_a_conversation_leaves_out_turns_without_an_answer() -> None:
