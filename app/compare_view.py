@@ -9,7 +9,7 @@ from app.bench.row import Row
 from app.bench.summary import ConfigSummary, Estimate
 from app.comparison import ComparisonSnapshot, Result
 from app.jobs import JobState
-from app.plots import Line, line_chart
+from app.plots import Curve, Line, curve_chart, line_chart
 
 MOST_ANSWERS = 6
 
@@ -49,6 +49,7 @@ def result_view(result: Result, other: Result | None = None) -> str:
         f'<div class="q-cards">{_card("Speed against plain", _speed_bars(result), "speed-card")}'
         f"{_card('Accepted, by position in the draft', _acceptance(result), 'acceptance-card')}"
         f"{_card('Draft tokens sent to the target', _lengths(result), 'length-card')}"
+        f"{_card('Tokens over time', _pace(result), 'pace-card')}"
         f"{_card('Made with', _origin(result), 'origin-card')}</div>",
         _card("Answers side by side", _answers(result), "answers-card"),
     ]
@@ -79,7 +80,8 @@ def _table(result: Result, other: Result | None) -> str:
     then = {own.config: own for own in other.summary.configs} if other else {}
     columns = ["", "Tokens/s", "Against plain", "Accepted", "Per pass", "Agreement", "Memory", "Identical"]
     if other is not None:
-        columns.append(f"Against plain, {other.name.split(' · ')[0]}")
+        made_at = other.name.split(" · ")[0]
+        columns += [f"Tokens/s, {made_at}", f"Against plain, {made_at}"]
     head = "".join(f'<th scope="col">{escape(column) or "Configuration"}</th>' for column in columns)
     body = "".join(
         f'<tr><th scope="row">{escape(own.config)}</th>'
@@ -98,6 +100,7 @@ def _table(result: Result, other: Result | None) -> str:
     return (
         '<div class="q-scroll" tabindex="0" role="region" aria-label="Figures"><table class="q-table"><thead><tr>'
         f"{head}</tr></thead><tbody>{body}</tbody></table></div>{left_out}{note}"
+        f"{_difference(result, other) if other is not None else ''}"
     )
 
 
@@ -118,7 +121,12 @@ def _cells(own: ConfigSummary, rows: Sequence[Row], then: Mapping[str, ConfigSum
     ]
     if then is not None:
         before = then.get(own.config)
-        cells.append("–" if before is None or before.ratio is None else _interval(before.ratio.overall))
+        cells += [
+            "–" if before is None else f"{before.tokens_per_second:.1f}",
+            "1"
+            if own.is_baseline
+            else _interval(before.ratio.overall if before is not None and before.ratio is not None else None),
+        ]
     return cells
 
 
@@ -167,10 +175,68 @@ def _lengths(result: Result) -> str:
     return line_chart(lines, "Share of passes by number of draft tokens sent") or "<p>Nothing was drafted.</p>"
 
 
+def _pace(result: Result) -> str:
+    """Tokens against the time they took, one answer after the other, of answers that every configuration gave."""
+    names = [own.config for own in result.summary.configs]
+    loops = {loop.prompt_id for loop in result.summary.loops}
+    counted = [row for row in result.rows if row.prompt_id not in loops]
+    answered = {name: {(row.prompt_id, row.round): row for row in counted if row.config == name} for name in names}
+    shared = [key for key in answered[names[0]] if all(key in own for own in answered.values())] if names else []
+    curves = []
+    for name in names:
+        seconds, tokens = 0.0, 0
+        points = []
+        for key in shared:
+            seconds += answered[name][key].seconds
+            tokens += answered[name][key].tokens
+            points.append((seconds, float(tokens)))
+        curves.append(Curve(name, points))
+    in_all = {curve.name: curve.points[-1][0] for curve in curves if curve.points}
+    label = "Tokens over time: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in in_all.items())
+    chart = curve_chart(curves, label, along=" s")
+    if not chart:
+        return "<p>No prompt without a loop was answered by all.</p>"
+    answers = f"The same {len(shared)} answer{'s' if len(shared) != 1 else ''}, one after the other"
+    return f'{chart}<p class="q-small">{answers}: the steeper, the faster.</p>'
+
+
+def _difference(result: Result, other: Result) -> str:
+    """What two results do not have in common, so that nobody takes it for what was compared."""
+    ours, theirs = _circumstances(result), _circumstances(other)
+    differing = [
+        f"<tr><th scope='row'>{name}</th><td>{escape(ours.get(name, '–'))}</td>"
+        f"<td>{escape(theirs.get(name, '–'))}</td></tr>"
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name)
+    ]
+    if not differing:
+        return '<p class="q-small">Both were made with the same machine, files, prompts and settings.</p>'
+    head = (
+        "<tr><th scope='col'>What differs</th><th scope='col'>This result</th>"
+        f"<th scope='col'>{escape(other.name)}</th></tr>"
+    )
+    return (
+        '<div class="q-scroll" tabindex="0" role="region" aria-label="What differs"><table class="q-table" '
+        f'id="difference"><thead>{head}</thead><tbody>{"".join(differing)}</tbody></table></div>'
+    )
+
+
+def _circumstances(result: Result) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for name, value in _origins(result):
+        facts[name] = f"{facts[name]}; {value}" if name in facts else value
+    return {**facts, "Prompts": ", ".join(result.document["prompts"])}
+
+
 def _origin(result: Result) -> str:
+    body = "".join(f'<tr><th scope="row">{name}</th><td>{escape(value)}</td></tr>' for name, value in _origins(result))
+    return f'<table class="q-table"><tbody>{body}</tbody></table>'
+
+
+def _origins(result: Result) -> list[tuple[str, str]]:
     machine, models = result.document["machine"], result.document["models"]
     files = [models["target"], *models["drafters"]]
-    rows = [
+    return [
         ("Machine", f"{machine['processor']}, {machine['threads']} threads, {machine['system']}"),
         ("llama.cpp", f"{machine['llama_cpp']} by llama-cpp-python {machine['llama_cpp_python']}"),
         ("Rounds", f"{result.document['rounds']}, up to {result.document['settings']['max_tokens']} tokens, greedy"),
@@ -182,8 +248,6 @@ def _origin(result: Result) -> str:
             for file in files
         ),
     ]
-    body = "".join(f'<tr><th scope="row">{name}</th><td>{escape(value)}</td></tr>' for name, value in rows)
-    return f'<table class="q-table"><tbody>{body}</tbody></table>'
 
 
 def _answers(result: Result) -> str:
