@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from app.choices import whole_number
+from app.preset_controls import PresetControls, build_preset_choice, build_preset_controls
 from engine.config import (
     MAX_DRAFT_TOKENS,
     GenerationSettings,
@@ -63,9 +64,29 @@ class AnswerControls:
     top_p: gr.Slider
     min_p: gr.Slider
     repeat_penalty: gr.Slider
+    presets: PresetControls
+
+    @property
+    def sampled(self) -> tuple[Any, ...]:
+        """Those that a sampling preset fills, in the order of `filled`."""
+        return (self.temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty, self.seed)
+
+    @staticmethod
+    def filled(sampling: Sampling) -> tuple[Any, ...]:
+        """What the controls of `sampled` are to hold."""
+        seed = "" if sampling.seed is None else str(sampling.seed)
+        return (
+            sampling.temperature,
+            str(sampling.top_k),
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repeat_penalty,
+            seed,
+        )
 
     def all(self) -> set[Any]:
-        return {getattr(self, field.name) for field in fields(self)}
+        """All that settle how an answer is made."""
+        return {getattr(self, field.name) for field in fields(self)} - {self.presets}
 
     def said_before(self, values: Mapping[Any, Any]) -> str:
         """The system prompt."""
@@ -77,21 +98,10 @@ class AnswerControls:
         Raises:
             SettingError: a value is missing or out of range.
         """
-
-        def whole(component: Any) -> int | None:
-            return whole_number(values[component], component.label)
-
         kind = values[self.policy]
         policy = f"{kind}:{values[self.fixed_length]}" if kind == PolicyKind.FIXED.value else kind
         return GenerationSettings(
-            sampling=Sampling(
-                temperature=values[self.temperature],
-                top_k=whole(self.top_k) or 0,
-                top_p=values[self.top_p],
-                min_p=values[self.min_p],
-                repeat_penalty=values[self.repeat_penalty],
-                seed=whole(self.seed),
-            ),
+            sampling=self.sampling(values),
             speculation=Speculation(
                 policy=Policy.parse(policy),
                 weights=WeightRule(values[self.weights]),
@@ -99,8 +109,23 @@ class AnswerControls:
                 look_ahead=LookAhead(values[self.look_ahead]),
                 shape=Shape(values[self.shape]),
             ),
-            max_tokens=whole(self.max_tokens),
+            max_tokens=whole_number(values[self.max_tokens], self.max_tokens.label),
             thinking=None if values[self.thinking] == AS_THE_MODEL else values[self.thinking] == "on",
+        )
+
+    def sampling(self, values: Mapping[Any, Any]) -> Sampling:
+        """How the next token is to be drawn.
+
+        Raises:
+            SettingError: a value is missing or out of range.
+        """
+        return Sampling(
+            temperature=values[self.temperature],
+            top_k=whole_number(values[self.top_k], self.top_k.label) or 0,
+            top_p=values[self.top_p],
+            min_p=values[self.min_p],
+            repeat_penalty=values[self.repeat_penalty],
+            seed=whole_number(values[self.seed], self.seed.label),
         )
 
 
@@ -109,6 +134,7 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
     sampling, speculation = defaults.sampling, defaults.speculation
     is_fixed = speculation.policy.kind is PolicyKind.FIXED
     thinking = gr.Radio(THINKING, value=AS_THE_MODEL, label="Thinking", visible=False, elem_id="thinking")
+    preset = build_preset_choice(sampling)
     with gr.Accordion("System prompt", open=False, elem_id="system-section"):
         system_prompt = gr.Textbox(
             label="What the model is told before the conversation",
@@ -155,6 +181,7 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
         repeat_penalty = gr.Slider(
             0.5, 2, value=sampling.repeat_penalty, step=0.05, label="Repeat penalty", elem_id="repeat-penalty"
         )
+        presets = build_preset_controls(preset)
     return AnswerControls(
         thinking=thinking,
         system_prompt=system_prompt,
@@ -171,6 +198,7 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
         top_p=top_p,
         min_p=min_p,
         repeat_penalty=repeat_penalty,
+        presets=presets,
     )
 
 

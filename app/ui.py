@@ -23,6 +23,8 @@ from app.comparison import kept_results, read_result
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.models_tab import adding, deriving, fetching
 from app.page_state import PageState, PageWatch
+from app.preset_controls import NO_PRESET, forget_update, preset_update
+from app.presets import OURS, forget, keep, presets
 from app.service import Service
 from app.set_controls import drafter_updates, target_update
 from engine.config import GenerationSettings, SetConfig
@@ -45,6 +47,8 @@ STORE_ID = """(id) => { sessionStorage.setItem("quorum-conversation", id);
 KEEP_CHOSEN = "(chosen, opened) => chosen || opened"
 """A question may have been asked, in a conversation of its own, before the page heard which one it opens."""
 
+IS_NO_PRESET = f"() => ['{NO_PRESET}', {{ __type__: 'update', visible: false }}]"
+
 Values = Mapping[Any, Any]
 """What the components hold when an event happens."""
 
@@ -60,7 +64,23 @@ def build_page(service: Service, base: SetChoice, defaults: GenerationSettings) 
     with gr.Blocks(title="Quorum", analytics_enabled=False, fill_width=True) as page:
         layout = lay_out(base.context_tokens, defaults)
         _connect(page, layout, _Handlers(service, layout, base))
+        _keep_what_is_typed(page)
     return page
+
+
+def _keep_what_is_typed(page: gr.Blocks) -> None:
+    """Let what is typed in a tab or section that was just opened stand.
+
+    Gradio makes its controls when it is first opened, and a frame later gives those their first values again whose
+    being visible it had put off until then. Controls that were told to be visible before are left alone.
+    """
+    controls = [
+        block
+        for block in page.blocks.values()
+        if isinstance(block, gr.components.FormComponent) and block.visible is True
+    ]
+    tells = f"() => Array({len(controls)}).fill({{ __type__: 'update', visible: true }})"
+    page.load(None, None, controls, js=tells, show_progress="hidden", api_visibility="private")
 
 
 def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
@@ -91,6 +111,8 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     layout.conversation.change(None, layout.conversation, None, js=STORE_ID, api_visibility="private")
     followed(command(layout.refresh.click, lambda: None, None, None))
     followed(command(layout.view.change, handlers.show_view, layout.view, [layout.chat, layout.tokens]))
+    command(page.load, handlers.offer_presets, None, layout.answers.presets.preset)
+    _connect_presets(layout, handlers, command)
     _connect_chats(layout, handlers, command, followed)
     _connect_compare(layout, handlers, command, followed)
     _connect_models(layout, handlers, command, followed)
@@ -117,6 +139,17 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     command(sets.target.change, handlers.offer_drafters, sets.target, [sets.drafters, sets.unfit])
 
 
+def _connect_presets(layout: Layout, handlers: _Handlers, command: Any) -> None:
+    """Tie the events of the sampling presets."""
+    presets, sampled = layout.answers.presets, layout.answers.sampled
+    command(presets.preset.input, handlers.fill_preset, {presets.preset, *sampled}, [*sampled, presets.forget])
+    for control in sampled:
+        command(control.input, None, None, [presets.preset, presets.forget], js=IS_NO_PRESET)
+    kept = [presets.preset, presets.name, presets.forget, layout.notice]
+    command(presets.keep.click, handlers.keep_preset, {presets.name, *sampled}, kept)
+    command(presets.forget.click, handlers.forget_preset, presets.preset, kept)
+
+
 def _connect_chats(layout: Layout, handlers: _Handlers, command: Any, followed: Any) -> None:
     """Tie the events of the list of conversations."""
     chats = layout.chats
@@ -124,7 +157,8 @@ def _connect_chats(layout: Layout, handlers: _Handlers, command: Any, followed: 
     followed(command(chats.new.click, handlers.new_chat, layout.conversation, opened))
     followed(command(chats.entries.input, handlers.open_listed, chats.entries, opened))
     followed(command(chats.search.change, lambda: None, None, None))
-    command(layout.conversation.change, handlers.describe, layout.conversation, [chats.title, chats.export])
+    described = [chats.title, chats.export, layout.answers.system_prompt]
+    command(layout.conversation.change, handlers.describe, layout.conversation, described)
     followed(command(chats.rename.click, handlers.rename, [layout.conversation, chats.title], layout.notice))
     asked = [chats.delete, chats.keep, chats.really_delete]
     command(chats.delete.click, lambda: _asking(is_asking=True), None, asked)
@@ -299,10 +333,46 @@ class _Handlers:
     def open_listed(self, conversation_id: str) -> tuple[str, str]:
         return conversation_id, ""
 
-    def describe(self, conversation_id: str) -> tuple[str, str]:
-        """Returns the title and the download links of a conversation."""
+    def describe(self, conversation_id: str) -> tuple[str, str, Any]:
+        """Returns the title, the download links and the system prompt of a conversation; a new one has none yet."""
         conversation = self._service.conversations.get(conversation_id)
-        return (conversation.title if conversation else ""), export_links(conversation_id)
+        links = export_links(conversation_id)
+        if conversation is None or not conversation.turns:
+            return "", links, gr.skip()
+        return conversation.title, links, conversation.system_prompt
+
+    def offer_presets(self) -> Any:
+        return preset_update()
+
+    def fill_preset(self, values: Values) -> tuple[Any, ...]:
+        """Returns what the sampling controls are to hold, and whether the preset can be forgotten.
+
+        What a control holds already is not given again: it would take the user's next change for ours.
+        """
+        answers = self._layout.answers
+        name = values[answers.presets.preset]
+        try:
+            sampling = presets().get(name)
+        except QuorumError:
+            sampling = OURS.get(name)
+        held = [values[control] for control in answers.sampled]
+        filled = held if sampling is None else answers.filled(sampling)
+        changes = [gr.skip() if new == old else new for new, old in zip(filled, held, strict=True)]
+        return (*changes, forget_update(name))
+
+    def keep_preset(self, values: Values) -> tuple[Any, ...]:
+        """Returns the presets with the one kept chosen, its name no more, whether it can be forgotten, and a notice."""
+        name = values[self._layout.answers.presets.name]
+        try:
+            kept = keep(name or "", self._layout.answers.sampling(values))
+        except QuorumError as error:
+            return gr.skip(), gr.skip(), gr.skip(), views.alert(str(error))
+        return preset_update(kept), "", forget_update(kept), ""
+
+    def forget_preset(self, name: str) -> tuple[Any, ...]:
+        """Returns as `keep_preset`."""
+        problem = _attempt(lambda: forget(name))
+        return preset_update(NO_PRESET), gr.skip(), gr.update(visible=False), problem
 
     def rename(self, conversation_id: str, title: str) -> str:
         self._service.conversations.rename(conversation_id, title)
