@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from app.conversations import Conversations
 from app.jobs import Job, Preparation
 from app.service import Service
 from engine.config import GenerationSettings, ModelPlacement, Policy, PolicyKind, Sampling, SetConfig, Speculation
+from tests.app.browser import ARGUMENTS, BROWSERS, PATIENCE_MS
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 
@@ -85,3 +88,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home"
     monkeypatch.setenv("QUORUM_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield launched
+        launched.close()

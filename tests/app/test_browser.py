@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, expect
 
 from engine.config import SetConfig
+from scripts.long_conversation import fill
+from tests.app.browser import (
+    PATIENCE_MS,
+    Server,
+    answer_longer_than,
+    answers,
+    ask,
+    choose,
+    open_tab,
+    send,
+    serving,
+    set_control,
+    settle,
+)
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_MS = 180_000
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 LONG = "Write a very long story about a lighthouse keeper and the sea, in many chapters."
 OPTIONS = ["--no-browser", "--target", "starter", "--drafters", "ngram,suffix", "--threads", "1", "--policy", "fixed:4"]
+PARTS = ("plan", "draft", "vote", "verify", "sample", "other")
 RELOAD_NOISE = ("AbortError: signal is aborted", "AbortError: BodyStreamBuffer was aborted", "errored out")
 """What Gradio's page reports when a reload cuts its stream."""
 READINGS = ("tokens-per-second", "acceptance-rate", "accepted-length", "vote-agreement")
-
-
-@dataclass
-class Server:
-    """`launch.py`, running."""
-
-    url: str
-    said: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -68,44 +57,6 @@ def newcomer(wheel_folder: Path, tmp_path: Path) -> Iterator[Server]:
         ["--no-browser", "--threads", "1"],
         {"QUORUM_HOME": str(tmp_path / "home"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel_folder)},
     )
-
-
-def serving(options: list[str], environment: dict[str, str]) -> Iterator[Server]:
-    """Start `launch.py`, wait until it is ready, and end it afterwards as Ctrl-C does."""
-    process = subprocess.Popen(
-        [sys.executable, "launch.py", *options],
-        cwd=ROOT,
-        env=os.environ | environment | {"PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    said: list[str] = []
-    url = ""
-    while not url:
-        line = process.stdout.readline()
-        assert line, f"the server ended: {''.join(said)}"
-        said.append(line)
-        if match := re.search(r"ready at (http://\S+)", line):
-            url = match[1]
-    yield Server(url, said)
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
-    assert "Traceback" not in rest, rest
-    assert process.returncode in (0, 130)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
-    expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -148,68 +99,6 @@ def opened(context: BrowserContext, server: Server) -> Page:
     return page
 
 
-def send(page: Page, text: str) -> None:
-    page.locator("#message textarea").fill(text)
-    page.keyboard.press("Enter")
-
-
-def ask(page: Page, text: str) -> None:
-    """Send, and wait until the question stands in the conversation."""
-    questions = page.locator("#chat .user.message").count()
-    send(page, text)
-    expect(page.locator("#chat .user.message")).to_have_count(questions + 1)
-
-
-def open_tab(page: Page, name: str) -> None:
-    page.get_by_role("tab", name=name, exact=True).click()
-
-
-def set_control(page: Page, section: str, control: str, value: str) -> None:
-    """Fill a control, unfolding its section if need be."""
-    box = page.locator(f"#{control} :is(input:not([type=range]), textarea)")
-    if not box.is_visible():
-        page.locator(f"#{section} button").first.click()
-
-    def is_taken() -> bool:
-        """A value that is typed while the page is still being put together may be set back."""
-        box.fill(value)
-        box.press("Tab")
-        settle(page)
-        return box.input_value() == value
-
-    wait_until(is_taken, f"{control} to take {value}")
-
-
-def settle(page: Page) -> None:
-    """The page takes a value over a moment after it was typed, by its own clock; nobody clicks on within it."""
-    page.evaluate("() => new Promise((done) => setTimeout(done, 1000))")
-
-
-def answers(page: Page) -> Locator:
-    return page.locator("#chat .bot.message")
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_MS / 1000
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
-
-
-def answer_longer_than(page: Page, characters: int, index: int = -1) -> str:
-    """Wait until so much of an answer is there; what is there then."""
-    answer = answers(page).nth(index)
-    wait_until(
-        lambda: (
-            answers(page).count() > 0
-            and not answer.locator(".q-wait").count()
-            and len(answer.inner_text()) > characters
-        ),
-        f"{characters} characters of an answer",
-    )
-    return answer.inner_text()
-
-
 def test_the_whole_way(page: Page) -> None:
     """Send, see text and readings move, stop half-way, send another, reload in mid-answer and see it go on."""
     ask(page, LONG)
@@ -226,6 +115,9 @@ def test_the_whole_way(page: Page) -> None:
             seen[name].add(page.locator(f"#{name}").inner_text())
     expect(page.locator("#speculation-state")).to_contain_text("Drafting is")
     expect(page.locator("#drafters tbody tr")).to_have_count(2)
+    expect(page.locator("#speed-up")).to_have_text(re.compile(r"^\d+\.\d\d×$"))
+    expect(page.locator("#speed-up + dd")).to_have_text(re.compile(r"^± \d+\.\d\d over the last steps$"))
+    expect(page.locator("#time-split li")).to_have_text([re.compile(f"^{part} \\d+ %$") for part in PARTS])
 
     page.locator("#stop").click()
     expect(page.locator("#stop")).to_be_hidden()
@@ -294,6 +186,79 @@ def test_a_question_typed_before_the_page_has_settled_is_answered(context: Brows
     box.press("Enter")
     answer_longer_than(page, 2)
     expect(page.locator("#chat .user.message")).to_have_count(1)
+
+
+SLOW_FRAMES = """
+const at_once = window.requestAnimationFrame.bind(window);
+window.requestAnimationFrame = (draw) => at_once((now) => setTimeout(() => draw(now), 300));
+"""
+
+
+@pytest.mark.parametrize(
+    ("tab", "section", "control", "value"),
+    [
+        ("Chat", "sampling-section", "temperature", "0.2"),
+        ("Chat", "system-section", "system-prompt", "Be brief."),
+        ("Chat", "chat-actions", "chat-title", "Rivers"),
+        ("Compare", "", "compare-tokens", "24"),
+        ("Models", "", "target-path", "/a/model.gguf"),
+    ],
+)
+def test_what_is_typed_in_what_was_just_opened_stands(
+    context: BrowserContext, server: Server, tab: str, section: str, control: str, value: str
+) -> None:
+    """Also where the machine is slow to draw: nothing is to be written over it a frame later."""
+    context.add_init_script(SLOW_FRAMES)
+    page = context.new_page()
+    page.goto(server.url)
+    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    if tab != "Chat":
+        open_tab(page, tab)
+    if section:
+        page.locator(f"#{section} button").first.click()
+    box = page.locator(f"#{control} :is(input:not([type=range]), textarea)")
+    box.fill(value)
+    box.press("Tab")
+    settle(page)
+    expect(box).to_have_value(value)
+
+
+def test_a_preset_fills_the_sampling_controls_and_own_ones_are_kept(page: Page) -> None:
+    def sampled(control: str) -> Locator:
+        return page.locator(f"#{control} :is(input:not([type=range]), textarea)")
+
+    choose(page, "preset", "Creative")
+    expect(sampled("temperature")).to_have_value("1.1")
+    expect(sampled("top-k")).to_have_value("0")
+    choose(page, "preset", "Exact")
+    expect(sampled("temperature")).to_have_value("0")
+    expect(sampled("top-p")).to_have_value("1")
+    set_control(page, "sampling-section", "seed", "17")
+    expect(page.locator("#preset input")).to_have_value("As set below")
+    sampled("preset-name").fill("Ever the same")
+    page.locator("#keep-preset").click()
+    expect(page.locator("#preset input")).to_have_value("Ever the same")
+    choose(page, "preset", "Balanced")
+    expect(sampled("seed")).to_have_value("")
+    page.reload()
+    choose(page, "preset", "Ever the same")
+    expect(sampled("seed")).to_have_value("17")
+    expect(sampled("temperature")).to_have_value("0")
+    page.locator("#forget-preset").click()
+    expect(page.locator("#forget-preset")).to_be_hidden()
+    page.locator("#preset input").click()
+    expect(page.get_by_role("option", name="Creative")).to_be_visible()
+    expect(page.get_by_role("option", name="Ever the same")).to_have_count(0)
+
+
+def test_the_system_prompt_belongs_to_its_conversation(page: Page) -> None:
+    set_control(page, "sampling-section", "max-tokens", "8")
+    set_control(page, "system-section", "system-prompt", "You speak of birds alone.")
+    ask(page, "Name a heron.")
+    expect(page.locator("#retry")).to_be_visible()
+    page.reload()
+    page.locator("#system-section button").first.click()
+    expect(page.locator("#system-prompt textarea")).to_have_value("You speak of birds alone.")
 
 
 def test_retry_and_new_chat(page: Page) -> None:
@@ -399,6 +364,53 @@ def test_conversations_are_listed_renamed_searched_exported_and_deleted(page: Pa
     page.locator("#really-delete-chat").click()
     expect(entries).to_have_count(0)
     expect(page.locator("#chat .message")).to_have_count(0)
+
+
+TURNS = 200
+COUNT_CHANGES_ABOVE = """() => {
+    window.changesAbove = 0;
+    const last = () => [...document.querySelectorAll("#chat .bot.message")].at(-1);
+    new MutationObserver((records) => {
+        for (const record of records) {
+            const element = record.target.nodeType === Node.ELEMENT_NODE ? record.target : record.target.parentElement;
+            const message = element?.closest("#chat .message");
+            if (message && message !== last()) window.changesAbove += 1;
+        }
+    }).observe(document.querySelector("#chat"), { childList: true, subtree: true, characterData: true });
+}"""
+
+
+def test_a_conversation_of_many_turns_is_shown_whole_and_only_its_last_answer_changes(
+    browser: Browser, set_config: SetConfig, tmp_path: Path
+) -> None:
+    """What stands above a growing answer is neither sent nor made again, so that its length costs nothing."""
+    models = tmp_path / "cache" / "models"
+    models.mkdir(parents=True)
+    (models / set_config.target.name).hardlink_to(set_config.target)
+    name = fill(tmp_path, TURNS)
+    server = serving(OPTIONS, {"QUORUM_HOME": str(tmp_path)})
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(next(server).url)
+    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    choose(page, "preset", "Exact")
+    page.locator("#chat-list").get_by_text(name, exact=True).click()
+    expect(page.locator("#chat .user.message")).to_have_count(TURNS)
+    expect(answers(page)).to_have_count(TURNS)
+    ask(page, LONG)
+    answer_longer_than(page, 20)
+    page.evaluate(COUNT_CHANGES_ABOVE)
+    texts: set[str] = set()
+    while len(texts) < 5:
+        assert page.locator("#stop").is_visible(), "the answer ended too soon to tell"
+        texts.add(answers(page).last.inner_text())
+    assert page.evaluate("window.changesAbove") == 0
+    page.keyboard.press("Escape")
+    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator("#chat .q-note").last).to_contain_text("oldest messages had no room")
+    expect(page.locator("#chat .user.message")).to_have_count(TURNS + 1)
+    page.close()
+    next(server, None)
 
 
 def test_the_list_is_searched_while_an_answer_runs(page: Page) -> None:
