@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,13 +50,17 @@ def build_preset_controls(preset: gr.Dropdown) -> PresetControls:
     return PresetControls(preset, name, keep, forget)
 
 
+def known_presets() -> Mapping[str, Sampling]:
+    """All presets; ours alone where the user's own cannot be read, which keeping one says."""
+    try:
+        return presets()
+    except QuorumError:
+        return OURS
+
+
 def preset_update(chosen: str | None = None) -> Any:
     """The presets to choose from, and which is chosen; None leaves what is."""
-    try:
-        names = list(presets())
-    except QuorumError:
-        names = list(OURS)  # keeping one says what is wrong with the file
-    choices = [FIRST_CHOICE, *((name, name) for name in names)]
+    choices = [FIRST_CHOICE, *((name, name) for name in known_presets())]
     return gr.update(choices=choices) if chosen is None else gr.update(choices=choices, value=chosen)
 
 

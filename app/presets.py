@@ -77,9 +77,10 @@ def forget(name: str) -> None:
     _save({known: sampling for known, sampling in own_presets().items() if known != name})
 
 
-def name_of(sampling: Sampling) -> str:
-    """The preset that draws so; empty for none of ours."""
-    return next((name for name, own in OURS.items() if _values(own) == _values(sampling)), "")
+def name_of(sampling: Sampling, known: Mapping[str, Sampling] = OURS, first: str = "") -> str:
+    """The preset that draws so, this one if it is one that does; empty for none."""
+    names = [first, *known] if first in known else [*known]
+    return next((name for name in names if _values(known[name]) == _values(sampling)), "")
 
 
 def _values(sampling: Sampling) -> dict[str, float | int | None]:

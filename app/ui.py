@@ -23,8 +23,8 @@ from app.comparison import kept_results, read_result
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.models_tab import adding, deriving, fetching
 from app.page_state import PageState, PageWatch
-from app.preset_controls import NO_PRESET, forget_update, preset_update
-from app.presets import OURS, forget, keep, presets
+from app.preset_controls import NO_PRESET, forget_update, known_presets, preset_update
+from app.presets import forget, keep, name_of
 from app.service import Service
 from app.set_controls import drafter_updates, target_update
 from engine.config import GenerationSettings, SetConfig
@@ -47,7 +47,6 @@ STORE_ID = """(id) => { sessionStorage.setItem("quorum-conversation", id);
 KEEP_CHOSEN = "(chosen, opened) => chosen || opened"
 """A question may have been asked, in a conversation of its own, before the page heard which one it opens."""
 
-IS_NO_PRESET = f"() => ['{NO_PRESET}', {{ __type__: 'update', visible: false }}]"
 
 Values = Mapping[Any, Any]
 """What the components hold when an event happens."""
@@ -142,9 +141,17 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
 def _connect_presets(layout: Layout, handlers: _Handlers, command: Any) -> None:
     """Tie the events of the sampling presets."""
     presets, sampled = layout.answers.presets, layout.answers.sampled
-    command(presets.preset.input, handlers.fill_preset, {presets.preset, *sampled}, [*sampled, presets.forget])
-    for control in sampled:
-        command(control.input, None, None, [presets.preset, presets.forget], js=IS_NO_PRESET)
+    command(presets.preset.input, handlers.fill_preset, presets.preset, sampled)
+    gr.on(
+        [presets.preset.change, *(control.change for control in sampled)],
+        handlers.name_preset,
+        {presets.preset, *sampled},
+        [presets.preset, presets.forget],
+        queue=False,
+        show_progress="hidden",
+        trigger_mode="always_last",  # a preset changes several controls, and what they say in the end counts
+        api_visibility="private",
+    )
     kept = [presets.preset, presets.name, presets.forget, layout.notice]
     command(presets.keep.click, handlers.keep_preset, {presets.name, *sampled}, kept)
     command(presets.forget.click, handlers.forget_preset, presets.preset, kept)
@@ -344,21 +351,20 @@ class _Handlers:
     def offer_presets(self) -> Any:
         return preset_update()
 
-    def fill_preset(self, values: Values) -> tuple[Any, ...]:
-        """Returns what the sampling controls are to hold, and whether the preset can be forgotten.
-
-        What a control holds already is not given again: it would take the user's next change for ours.
-        """
+    def fill_preset(self, name: str) -> tuple[Any, ...]:
+        """Returns what the sampling controls are to hold."""
         answers = self._layout.answers
-        name = values[answers.presets.preset]
+        sampling = known_presets().get(name)
+        return tuple(gr.skip() for _ in answers.sampled) if sampling is None else answers.filled(sampling)
+
+    def name_preset(self, values: Values) -> tuple[str, Any]:
+        """Returns the preset that says what the sampling controls say, and whether it can be forgotten."""
+        answers = self._layout.answers
         try:
-            sampling = presets().get(name)
+            name = name_of(answers.sampling(values), known_presets(), values[answers.presets.preset])
         except QuorumError:
-            sampling = OURS.get(name)
-        held = [values[control] for control in answers.sampled]
-        filled = held if sampling is None else answers.filled(sampling)
-        changes = [gr.skip() if new == old else new for new, old in zip(filled, held, strict=True)]
-        return (*changes, forget_update(name))
+            name = ""  # asking says what is wrong with a value
+        return name or NO_PRESET, forget_update(name)
 
     def keep_preset(self, values: Values) -> tuple[Any, ...]:
         """Returns the presets with the one kept chosen, its name no more, whether it can be forgotten, and a notice."""

@@ -12,7 +12,6 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, expect
 
 from engine.config import SetConfig
-from scripts.long_conversation import fill
 from tests.app.browser import (
     PATIENCE_MS,
     Server,
@@ -364,53 +363,6 @@ def test_conversations_are_listed_renamed_searched_exported_and_deleted(page: Pa
     page.locator("#really-delete-chat").click()
     expect(entries).to_have_count(0)
     expect(page.locator("#chat .message")).to_have_count(0)
-
-
-TURNS = 200
-COUNT_CHANGES_ABOVE = """() => {
-    window.changesAbove = 0;
-    const last = () => [...document.querySelectorAll("#chat .bot.message")].at(-1);
-    new MutationObserver((records) => {
-        for (const record of records) {
-            const element = record.target.nodeType === Node.ELEMENT_NODE ? record.target : record.target.parentElement;
-            const message = element?.closest("#chat .message");
-            if (message && message !== last()) window.changesAbove += 1;
-        }
-    }).observe(document.querySelector("#chat"), { childList: true, subtree: true, characterData: true });
-}"""
-
-
-def test_a_conversation_of_many_turns_is_shown_whole_and_only_its_last_answer_changes(
-    browser: Browser, set_config: SetConfig, tmp_path: Path
-) -> None:
-    """What stands above a growing answer is neither sent nor made again, so that its length costs nothing."""
-    models = tmp_path / "cache" / "models"
-    models.mkdir(parents=True)
-    (models / set_config.target.name).hardlink_to(set_config.target)
-    name = fill(tmp_path, TURNS)
-    server = serving(OPTIONS, {"QUORUM_HOME": str(tmp_path)})
-    page = browser.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    page.goto(next(server).url)
-    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
-    choose(page, "preset", "Exact")
-    page.locator("#chat-list").get_by_text(name, exact=True).click()
-    expect(page.locator("#chat .user.message")).to_have_count(TURNS)
-    expect(answers(page)).to_have_count(TURNS)
-    ask(page, LONG)
-    answer_longer_than(page, 20)
-    page.evaluate(COUNT_CHANGES_ABOVE)
-    texts: set[str] = set()
-    while len(texts) < 5:
-        assert page.locator("#stop").is_visible(), "the answer ended too soon to tell"
-        texts.add(answers(page).last.inner_text())
-    assert page.evaluate("window.changesAbove") == 0
-    page.keyboard.press("Escape")
-    expect(page.locator("#stop")).to_be_hidden()
-    expect(page.locator("#chat .q-note").last).to_contain_text("oldest messages had no room")
-    expect(page.locator("#chat .user.message")).to_have_count(TURNS + 1)
-    page.close()
-    next(server, None)
 
 
 def test_the_list_is_searched_while_an_answer_runs(page: Page) -> None:

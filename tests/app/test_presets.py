@@ -52,4 +52,8 @@ def test_a_broken_file_is_named_and_left_alone(home: Path, text: str) -> None:
 def test_the_standing_values_have_a_name() -> None:
     assert name_of(Sampling()) == "Balanced"
     assert name_of(MINE) == ""
+    twins = {**OURS, "mine": MINE, "mine too": MINE}
+    assert name_of(MINE, twins) == "mine"
+    assert name_of(MINE, twins, "mine too") == "mine too"
+    assert name_of(MINE, twins, "Exact") == "mine"
     assert set(KEPT) <= set(Sampling.__dataclass_fields__)
