@@ -12,6 +12,7 @@ from app.chats import ChatList, build_chat_list
 from app.compare_tab import CompareTab, build_compare_tab
 from app.controls import AnswerControls, build_answer_controls
 from app.models_tab import ModelsTab, build_models_tab
+from app.page_state import TURNS_AT_FIRST
 from engine.config import GenerationSettings
 
 EXAMPLES = (
@@ -33,6 +34,10 @@ class Layout:
     load_again: gr.Button
     tabs: gr.Tabs
     chats: ChatList
+    earlier: gr.Button
+    """Shows turns that come before those shown."""
+    most_turns: gr.Textbox
+    """How many of the latest turns are shown; never seen."""
     chat: gr.Chatbot
     welcome: gr.Column
     starter: gr.Button
@@ -114,6 +119,8 @@ def _chat_tab(defaults: GenerationSettings) -> dict[str, Any]:
             parts["starter"] = gr.Button("Try it now with the starter: 98 MB", variant="primary", elem_id="use-starter")
             parts["recommended"] = gr.Button("What suits this machine", elem_id="use-recommended")
             parts["own_file"] = gr.Button("A model file of mine", elem_id="use-own-file")
+        parts["most_turns"] = gr.Textbox(str(TURNS_AT_FIRST), visible="hidden", label="Turns shown")
+        parts["earlier"] = gr.Button("Earlier turns", size="sm", visible=False, elem_id="earlier")
         parts["chat"] = gr.Chatbot(
             label="Conversation",
             show_label=False,

@@ -14,12 +14,18 @@ from engine.insight import Insight
 from engine.runtime.devices import list_devices
 from engine.types import FinishReason
 
+TURNS_AT_FIRST = 20
+"""Turns that a page shows of a conversation before it is asked for more."""
+
 
 @dataclass(frozen=True, slots=True)
 class PageState:
     """All that a page shows of what is going on, comparable so that only what has changed is sent."""
 
     messages: list[views.ChatMessage]
+    """Of the latest turns: a page that made hundreds anew with every token would be busy with nothing else."""
+    earlier_turns: int
+    """How many turns come before those shown."""
     tokens: str
     """Empty where the answers are shown as text."""
     live: str
@@ -58,13 +64,23 @@ class PageState:
 class PageWatch:
     """Looks at the service for one page, several times a second; what is costly is made anew only when it changed."""
 
-    def __init__(self, service: Service, conversation_id: str, words: str = "", *, shows_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        service: Service,
+        conversation_id: str,
+        words: str = "",
+        *,
+        shows_tokens: bool = False,
+        most_turns: int = TURNS_AT_FIRST,
+    ) -> None:
         """Args:
         service: Is looked at.
         conversation_id: The conversation that the page shows.
         words: What the list of conversations is searched for.
         shows_tokens: Whether answers are shown token by token.
+        most_turns: How many of the latest turns are shown.
         """
+        self._most_turns = most_turns
         self._service = service
         self._conversation_id = conversation_id
         self._words = words
@@ -95,7 +111,8 @@ class PageWatch:
         errand = service.errands.last
         comparison = service.last_comparison
         return PageState(
-            messages=views.transcript(turns, running, ahead),
+            messages=views.transcript(turns[-self._most_turns :], running, ahead),
+            earlier_turns=max(0, len(turns) - self._most_turns),
             tokens=token_view(turns, running) if self._shows_tokens else "",
             live=views.live_panel(answer),
             status=views.ENDED if service.is_closed else views.status(loaded, load.peek() if load else None),

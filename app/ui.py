@@ -22,7 +22,7 @@ from app.compare_tab import set_choices
 from app.comparison import kept_results, read_result
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.models_tab import adding, deriving, fetching
-from app.page_state import PageState, PageWatch
+from app.page_state import TURNS_AT_FIRST, PageState, PageWatch
 from app.preset_controls import NO_PRESET, forget_update, known_presets, preset_update
 from app.presets import forget, keep, name_of
 from app.service import Service
@@ -47,6 +47,8 @@ STORE_ID = """(id) => { sessionStorage.setItem("quorum-conversation", id);
 KEEP_CHOSEN = "(chosen, opened) => chosen || opened"
 """A question may have been asked, in a conversation of its own, before the page heard which one it opens."""
 
+SHOW_MORE = f"(shown) => String(Number(shown) + {2 * TURNS_AT_FIRST})"
+SHOW_FIRST = f"() => '{TURNS_AT_FIRST}'"
 
 Values = Mapping[Any, Any]
 """What the components hold when an event happens."""
@@ -91,7 +93,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     def followed(event: Any) -> Any:
         return event.then(
             handlers.follow,
-            [layout.conversation, layout.chats.search, layout.view],
+            [layout.conversation, layout.chats.search, layout.view, layout.most_turns],
             handlers.shown,
             trigger_mode="multiple",  # else Gradio leaves out a stream that is asked for while the one before it ends
             concurrency_limit=None,
@@ -111,6 +113,8 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     followed(command(layout.refresh.click, lambda: None, None, None))
     followed(command(layout.view.change, handlers.show_view, layout.view, [layout.chat, layout.tokens]))
     command(page.load, handlers.offer_presets, None, layout.answers.presets.preset)
+    followed(command(layout.earlier.click, None, layout.most_turns, layout.most_turns, SHOW_MORE))
+    layout.conversation.change(None, None, layout.most_turns, js=SHOW_FIRST, api_visibility="private")
     _connect_presets(layout, handlers, command)
     _connect_chats(layout, handlers, command, followed)
     _connect_compare(layout, handlers, command, followed)
@@ -227,6 +231,7 @@ class _Handlers:
         self._newest_streams: dict[str, PageWatch] = {}
         self.shown = [
             layout.chat,
+            layout.earlier,
             layout.tokens,
             layout.live,
             layout.status,
@@ -253,12 +258,12 @@ class _Handlers:
         """The components that `follow` writes, in the order of `_values_of`."""
 
     async def follow(
-        self, conversation_id: str, words: str, view: str, request: gr.Request
+        self, conversation_id: str, words: str, view: str, most_turns: str, request: gr.Request
     ) -> AsyncIterator[tuple[Any, ...]]:
         """Stream the page's state until all is quiet; only what has changed is sent."""
         page = request.session_hash
         watch = self._newest_streams[page] = PageWatch(
-            self._service, conversation_id, words, shows_tokens=view == TOKEN_VIEW
+            self._service, conversation_id, words, shows_tokens=view == TOKEN_VIEW, most_turns=int(most_turns)
         )
         shown: tuple[Any, ...] = ()
         try:
@@ -315,10 +320,12 @@ class _Handlers:
     def ask_instead(self, values: Values, edited: gr.EditData) -> str:
         """Ask an earlier question in other words."""
         questions = [index for index, message in enumerate(values[self._layout.chat]) if message["role"] == "user"]
+        conversation = self._service.conversations.get(values[self._layout.conversation])
+        before = len(conversation.turns) - len(questions) if conversation else 0
         return _attempt(
             lambda: self._service.edit(
                 values[self._layout.conversation],
-                questions.index(edited.index),
+                before + questions.index(edited.index),
                 edited.value,
                 self._layout.answers.settings(values),
                 self._layout.answers.said_before(values),
@@ -521,6 +528,7 @@ def _attempt(action: Callable[[], object]) -> str:
 def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
     return (
         state.messages,
+        gr.update(visible=state.earlier_turns > 0, value=views.earlier(state.earlier_turns)),
         state.tokens,
         state.live,
         state.status,

@@ -62,6 +62,11 @@ def transcript(turns: Sequence[Turn], running: RunSnapshot | None, ahead: Sequen
     return messages
 
 
+def earlier(turns: int) -> str:
+    """What shows turns that come before those shown."""
+    return f"Show earlier turns ({turns})"
+
+
 def said(thinking: str, answer: str) -> str:
     """An answer as the chat shows it, its thought folded."""
     return f"<think>{thinking}</think>\n{answer}" if thinking.strip() else answer

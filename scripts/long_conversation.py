@@ -36,8 +36,9 @@ MARK_FIRST_WORD = """() => {
         const answers = document.querySelectorAll("#chat .bot.message");
         const questions = document.querySelectorAll("#chat .user.message");
         const last = answers[answers.length - 1];
-        if (questions.length !== window.expected || !last || last.querySelector(".q-wait")) return;
-        if (answers.length < window.expected || !last.innerText.trim()) return;
+        const asked = questions[questions.length - 1];
+        if (!asked?.innerText.includes(window.expected) || !last || last.querySelector(".q-wait")) return;
+        if (!(asked.compareDocumentPosition(last) & Node.DOCUMENT_POSITION_FOLLOWING) || !last.innerText.trim()) return;
         requestAnimationFrame(() => { window.firstAt ??= performance.now(); });
     }).observe(document.querySelector("#chat"), { childList: true, subtree: true, characterData: true });
 }"""
@@ -113,12 +114,13 @@ def _waits(page: Page, name: str, turns: int, questions: int) -> list[tuple[floa
     page.keyboard.press("Tab")
     page.wait_for_timeout(1000)
     page.locator("#chat-list").get_by_text(name, exact=True).click()
-    page.wait_for_function(f"document.querySelectorAll('#chat .user.message').length === {turns}")
+    page.locator("#chat .user.message", has_text=f"Question {turns} of").wait_for()
     page.evaluate(MARK_FIRST_WORD)
     waits = []
     for number in range(questions + 1):
-        page.evaluate(f"window.expected = {turns + number + 1}")
-        page.locator("#message textarea").fill(f"What is the number {number}?")
+        question = f"What is the number {number}?"
+        page.evaluate(f"window.expected = '{question}'")
+        page.locator("#message textarea").fill(question)
         page.keyboard.press("Enter")
         page.wait_for_function("window.firstAt !== null")
         page.wait_for_selector("#retry:visible")

@@ -11,7 +11,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, expect
 
+from app.page_state import TURNS_AT_FIRST
 from engine.config import SetConfig
+from scripts.long_conversation import fill
 from tests.app.browser import (
     PATIENCE_MS,
     Server,
@@ -363,6 +365,60 @@ def test_conversations_are_listed_renamed_searched_exported_and_deleted(page: Pa
     page.locator("#really-delete-chat").click()
     expect(entries).to_have_count(0)
     expect(page.locator("#chat .message")).to_have_count(0)
+
+
+TURNS = 200
+
+
+def test_a_conversation_of_many_turns_shows_the_latest_and_the_others_when_asked(
+    browser: Browser, set_config: SetConfig, tmp_path: Path
+) -> None:
+    """However long it is, with every token no more than the latest turns are sent and drawn."""
+    models = tmp_path / "cache" / "models"
+    models.mkdir(parents=True)
+    (models / set_config.target.name).hardlink_to(set_config.target)
+    name = fill(tmp_path, TURNS)
+    server = serving(OPTIONS, {"QUORUM_HOME": str(tmp_path)})
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(next(server).url)
+    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    choose(page, "preset", "Exact")
+    page.locator("#chat-list").get_by_text(name, exact=True).click()
+    questions = page.locator("#chat .user.message")
+    expect(questions).to_have_count(TURNS_AT_FIRST)
+    expect(questions.last).to_contain_text(f"Question {TURNS} of")
+    expect(page.locator("#earlier")).to_have_text(f"Show earlier turns ({TURNS - TURNS_AT_FIRST})")
+    page.locator("#earlier").click()
+    expect(questions).to_have_count(3 * TURNS_AT_FIRST)
+    page.locator("#new-chat").click()
+    expect(questions).to_have_count(0)
+    page.locator("#chat-list").get_by_text(name, exact=True).click()
+    expect(questions).to_have_count(TURNS_AT_FIRST)
+
+    send(page, LONG)
+    expect(questions.last).to_have_text(LONG)
+    answer_longer_than(page, 20)
+    texts: set[str] = set()
+    while len(texts) < 5:
+        assert page.locator("#stop").is_visible(), "the answer ended too soon to tell"
+        texts.add(answers(page).last.inner_text())
+        assert questions.count() == TURNS_AT_FIRST
+    page.keyboard.press("Escape")
+    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator("#chat .q-note").last).to_contain_text("oldest messages had no room")
+
+    # An edited question is found among all, not among those shown.
+    set_control(page, "sampling-section", "max-tokens", "8")
+    page.locator("#chat .user-row, #chat .user.message").last.hover()
+    page.get_by_label("Edit").last.click()
+    page.locator("#chat textarea").fill("Name a colour.")
+    page.get_by_label("Submit").first.click()
+    expect(questions.last).to_have_text("Name a colour.")
+    expect(page.locator("#retry")).to_be_visible()
+    expect(page.locator("#earlier")).to_have_text(f"Show earlier turns ({TURNS + 1 - TURNS_AT_FIRST})")
+    page.close()
+    next(server, None)
 
 
 def test_the_list_is_searched_while_an_answer_runs(page: Page) -> None:

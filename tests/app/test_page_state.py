@@ -10,7 +10,7 @@ import pytest
 
 from app import views
 from app.jobs import JobState, PhaseReport
-from app.page_state import PageWatch
+from app.page_state import TURNS_AT_FIRST, PageWatch
 from app.service import Service
 from engine.config import SetConfig
 from engine.errors import EnvironmentProblem
@@ -126,3 +126,16 @@ def test_the_meter_names_what_the_next_question_pushes_out(loaded: Service) -> N
     meter = PageWatch(loaded, conversation_id).look().meter
     assert 'data-state="roomy"' in meter
     assert "next to go" not in meter
+
+
+def test_of_many_turns_the_latest_are_shown(service: Service) -> None:
+    conversation_id = service.conversations.create().id
+    for number in range(30):
+        service.conversations.add_turn(conversation_id, f"Question {number}", "")
+    state = PageWatch(service, conversation_id).look()
+    asked = [message["content"] for message in state.messages if message["role"] == "user"]
+    assert asked == [f"Question {number}" for number in range(30 - TURNS_AT_FIRST, 30)]
+    assert state.earlier_turns == 30 - TURNS_AT_FIRST
+    state = PageWatch(service, conversation_id, most_turns=50).look()
+    assert len([message for message in state.messages if message["role"] == "user"]) == 30
+    assert state.earlier_turns == 0
