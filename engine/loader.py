@@ -18,6 +18,7 @@ from engine.drafting import Panel
 from engine.errors import ModelFileError
 from engine.learning import Learning
 from engine.memory import cache_in_memory, check_memory, weights_in_memory
+from engine.prefill import PromptReader
 from engine.runtime.api import native
 from engine.runtime.context import Context, ContextSettings
 from engine.runtime.devices import choose_kv_type, has_gpu
@@ -47,6 +48,7 @@ class LoadedSet:
         panel: Panel,
         learning: Learning,
         template: ChatTemplate,
+        reader: PromptReader,
         store: tuple[CostStore, str],
         resources: ExitStack,
     ) -> None:
@@ -57,6 +59,7 @@ class LoadedSet:
         self.panel = panel
         self.learning = learning
         self.template = template
+        self.reader = reader
         self._store, self._store_key = store
         self._resources = resources
 
@@ -91,7 +94,8 @@ class LoadedSet:
             panel.measure(cost, cancel or threading.Event())
             store.save(key, cost)
             learning = _learning(config, cost, panel, allows_branches=_allows_branches(config, context))
-            return cls(config, model, context, panel, learning, template, (store, key), resources.pop_all())
+            reader = PromptReader(context)
+            return cls(config, model, context, panel, learning, template, reader, (store, key), resources.pop_all())
         raise AssertionError("unreachable")
 
     def with_drafters(self, names: Collection[str]) -> LoadedSet:
@@ -102,7 +106,9 @@ class LoadedSet:
         panel = self.panel.only(names)
         learning = _learning(self.config, self.learning.cost, panel, allows_branches=self.learning.allows_branches)
         store = (self._store, self._store_key)
-        return LoadedSet(self.config, self.model, self.context, panel, learning, self.template, store, ExitStack())
+        return LoadedSet(
+            self.config, self.model, self.context, panel, learning, self.template, self.reader, store, ExitStack()
+        )
 
     def save_costs(self) -> None:
         """Keep what was learnt about this machine for the next start."""

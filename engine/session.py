@@ -20,8 +20,9 @@ from engine.invariants import check_step
 from engine.loader import LoadedSet
 from engine.metrics import Ledger
 from engine.pipeline import Pipeline, StepResult
+from engine.prefill import Part
 from engine.prefix import shared_prefix
-from engine.runtime.context import PassCancelled, Run
+from engine.runtime.context import PassCancelled
 from engine.runtime.sampler import Sampler
 from engine.runtime.template import Message
 from engine.text import THINKING_OPENS, TextStream
@@ -100,7 +101,7 @@ class Session:
         rewritten = (
             earlier.tokens - shared_prefix(self._tokens, prompt) if earlier.is_continued(messages, self._dropped) else 0
         )
-        for event in self._generate(prompt, settings, cancel, starts_thinking):
+        for event in self._generate(prompt, self._transcript.prompt_parts, settings, cancel, starts_thinking):
             if isinstance(event, Finished):
                 if self._record_answer(event):
                     said = (*messages, Message("assistant", begun + event.text))
@@ -114,19 +115,25 @@ class Session:
     ) -> Iterator[GenerationEvent]:
         """Continue a prompt given as tokens; as `chat` otherwise."""
         self._expected = _Expected()
-        return self._generate(prompt, settings, cancel, None)
+        return self._generate(prompt, [(0, len(prompt))], settings, cancel, None)
 
     def _generate(
-        self, prompt: Sequence[int], settings: GenerationSettings, cancel: threading.Event, starts_thinking: bool | None
+        self,
+        prompt: Sequence[int],
+        parts: Sequence[Part],
+        settings: GenerationSettings,
+        cancel: threading.Event,
+        starts_thinking: bool | None,
     ) -> Iterator[GenerationEvent]:
         """Args:
+        parts: Of the prompt, those that are no answer of the target.
         starts_thinking: Whether the prompt has opened a thought; None where there are no thoughts.
         """
         self._check(prompt)
         started = time.perf_counter()
         sampler = Sampler(settings.sampling, self._context.model.vocabulary, prompt, settings.top_log_probabilities)
         try:
-            ledger = Ledger(len(prompt), self._rebase(prompt))
+            ledger = Ledger(len(prompt), self._rebase(prompt, parts))
             cancelled = False
             for done in self._prefill(prompt, cancel):
                 cancelled = done is None
@@ -225,30 +232,22 @@ class Session:
                 "shorten it, start a new chat, or load the model with a larger context"
             )
 
-    def _rebase(self, prompt: Sequence[int]) -> int:
-        """Cut the cache back to what it shares with the prompt; returns the tokens that stay."""
+    def _rebase(self, prompt: Sequence[int], parts: Sequence[Part]) -> int:
+        """Cut the cache back to what the prompt can go on from; returns the tokens that stay."""
         self._context.hold_alone(self._sequence)
         self._context.tidy(self._sequence)
         cached = self._context.length(self._sequence)
-        self._context.truncate(self._sequence, min(shared_prefix(self._tokens, prompt), cached, len(prompt) - 1))
-        return self._context.length(self._sequence)
+        shared = min(shared_prefix(self._tokens, prompt), cached, len(prompt) - 1)
+        return self._set.reader.begin(self._sequence, shared, parts)
 
     def _prefill(self, prompt: Sequence[int], cancel: threading.Event) -> Iterator[int | None]:
         """Read all of the prompt but its last token; yields tokens done, or None once when cancelled."""
-        size = self._context.settings.batch_tokens
-        end = len(prompt) - 1
-        position = self._context.length(self._sequence)
         try:
-            while position < end:
-                chunk = prompt[position : min(position + size, end)]
-                self._context.hold_alone(self._sequence)
-                self._context.decode([Run(self._sequence, chunk, 0)], cancel)
-                position += len(chunk)
-                yield position
+            yield from self._set.reader.read(self._sequence, prompt, len(prompt) - 1, cancel)
         except PassCancelled:
             yield None
         finally:
-            self._tokens = list(prompt[:position])
+            self._tokens = list(prompt[: self._context.length(self._sequence)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,13 @@ class Transcript:
             kept.append(Piece(rest, tuple(self._tokenize(rest, position == 0))))
         self._pieces = kept
         return [token for piece in kept for token in piece.tokens]
+
+    @property
+    def prompt_parts(self) -> list[tuple[int, int]]:
+        """Where each piece that is no answer begins and ends, in tokens of what was last encoded."""
+        ends = list(itertools.accumulate(len(piece.tokens) for piece in self._pieces))
+        spans = zip(self._pieces, [0, *ends], ends, strict=False)
+        return [(start, end) for piece, start, end in spans if not piece.is_answer]
 
     def record_answer(self, text: str, tokens: Sequence[int]) -> None:
         """Remember the tokens of the answer to what was last encoded, and the text that they read as."""

@@ -7,7 +7,6 @@ in its log only, so they are read from there.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -108,7 +107,7 @@ class _UnallocatedModel(Model):
         parameters.load_mode = lib.LLAMA_LOAD_MODE_NONE  # a mapped model cannot be laid out without its weights
         parameters.n_gpu_layers = 999 if gpu_layers < 0 else gpu_layers
         self.path = path
-        self.resources = contextlib.ExitStack()
+        self.dependants = []
         self.handle = lib.llama_model_load_from_file(str(path).encode("utf-8"), parameters)
         if not self.handle:
             raise QuorumError(f"{path} cannot be laid out")

@@ -23,6 +23,7 @@ from engine.config import KvType
 from engine.errors import DecodeError
 from engine.runtime.api import native
 from engine.runtime.model import Model
+from engine.runtime.state import StateBytes
 
 FloatRows = npt.NDArray[np.float32]
 
@@ -119,7 +120,7 @@ class Context:
         self._outputs = 0
         self._cancel: threading.Event | None = None
         self._abort_callback = lib.ggml_abort_callback(self._is_cancelled)
-        model.resources.callback(self.close)
+        model.dependants.append(self)
 
     def _is_cancelled(self, _user_data: object) -> bool:
         return self._cancel is not None and self._cancel.is_set()
@@ -193,6 +194,28 @@ class Context:
         self._check_owner()
         if self.parked_tokens:
             self._exchange([sequence] if self._lengths[sequence] else [], sequence)
+
+    def state(self, sequence: int) -> StateBytes:
+        """What the cache holds of a sequence, as `replace` takes it."""
+        self._check_owner()
+        assert sequence not in self._put_aside, "only what is in the cache can be read"
+        return np.frombuffer(self._state(sequence), np.uint8)
+
+    def replace(self, sequence: int, state: StateBytes, length: int) -> None:
+        """Let a sequence that has the cache for itself hold what a state does.
+
+        Args:
+            sequence: What it held is dropped.
+            state: As `state` gives it, of a context of the same model with the same cache format.
+            length: Tokens that the state stands for.
+
+        Raises:
+            DecodeError: llama.cpp refused the state; the sequence is empty.
+        """
+        self._check_owner()
+        self._put_aside[sequence] = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        self._lengths[sequence] = length
+        self._exchange([], sequence)
 
     def _exchange(self, held: Sequence[int], sequence: int) -> None:
         for one in held:
@@ -331,6 +354,8 @@ class Context:
 
     def close(self) -> None:
         """Free the native context. Safe to call twice."""
+        if self in self.model.dependants:
+            self.model.dependants.remove(self)
         if self.handle:
             self._sequence_pointers[:] = self._native_sequence_pointers
             self._lib.llama_batch_free(self._batch)

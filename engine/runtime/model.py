@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from engine.errors import ModelFileError
 from engine.runtime.api import native
@@ -17,6 +16,13 @@ GGUF_MAGIC = b"GGUF"
 
 LoadProgress = Callable[[float], None]
 """Called with the share of the weights that has been read, from 0 to 1."""
+
+
+class Closable(Protocol):
+    """What can be closed, also twice."""
+
+    def close(self) -> None:
+        """Free what is native."""
 
 
 class LoadCancelled(Exception):
@@ -72,8 +78,8 @@ class Model:
         check_gguf(path)
         lib = native().lib
         self.path = path
-        self.resources = ExitStack()
-        """Whatever lives on the model; closed in reverse order before the weights."""
+        self.dependants: list[Closable] = []
+        """What lives on the model and is not closed yet; closed in reverse order before the weights."""
         parameters = lib.llama_model_default_params()
         parameters.n_gpu_layers = 999 if gpu_layers < 0 else gpu_layers
         parameters.vocab_only = vocabulary_only
@@ -146,7 +152,8 @@ class Model:
 
     def close(self) -> None:
         """Free contexts, then weights. Safe to call twice."""
-        self.resources.close()
+        while self.dependants:
+            self.dependants.pop().close()
         if self.handle:
             native().lib.llama_model_free(self.handle)
             self.handle = None
