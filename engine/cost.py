@@ -8,10 +8,7 @@ what all sizes have in common: without it a size measured on a busy machine, and
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +18,7 @@ from typing import Any
 
 from engine.runtime.context import Context, Run
 from engine.runtime.model import LoadCancelled
+from engine.stored import StoredEntries
 
 CALIBRATED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 CALIBRATION_ROUNDS = 2
@@ -291,16 +289,16 @@ def _doubtful(fastest: Mapping[int, float]) -> list[int]:
 
 
 class CostStore:
-    """Cost models on disk: one JSON file, one entry for each model, device, thread count and llama.cpp version."""
+    """Cost models on disk: one entry for each model, device, thread count and llama.cpp version."""
 
     VERSION = 2
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._entries = StoredEntries(path, self.VERSION)
 
     def load(self, key: str) -> CostModel | None:
         """The stored model, or None where there is none that can be read."""
-        entry = self._read().get(key)
+        entry = self._entries.get(key)
         if entry is None:
             return None
         try:
@@ -309,30 +307,5 @@ class CostStore:
             return None
 
     def save(self, key: str, cost: CostModel) -> None:
-        """Write the model beside the others; a reader sees the old file or the new one.
-
-        A curve that cannot be written is measured again next time, which is no reason to fail now.
-        """
-        if self._path is None:
-            return
-        entries = self._read()
-        entries[key] = cost.to_dict()
-        partial = self._path.with_suffix(f".{os.getpid()}.part")
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"version": self.VERSION, "entries": entries}, indent=1), encoding="utf-8")
-            os.replace(partial, self._path)
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, Any]:
-        if self._path is None:
-            return {}
-        try:
-            data = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        if not isinstance(data, dict) or data.get("version") != self.VERSION:
-            return {}
-        entries = data.get("entries")
-        return entries if isinstance(entries, dict) else {}
+        """Keep the model for the next start."""
+        self._entries.put(key, cost.to_dict())

@@ -9,6 +9,7 @@ where they are not, the report says by how much the two best tokens move against
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -38,8 +39,11 @@ BATCHED_TOKENS = 16
 """Rows compared for each batch size, unless a batch is larger."""
 SLICE_TOKENS = 64
 """Read at a time, so that a probe can be stopped."""
-SHORT_TOKENS = 8
-SHORT_BATCHES = (2, 4, 8)
+SHORT_PROMPT_TOKENS = 48
+SHORT_TOKENS = 16
+SHORT_BATCHES = (2, 3, 4, 5, 6, 7, 8, 12, 16)
+CROWDED_CELLS = 520
+"""So many are in use where the short probe compares."""
 
 ProbeProgress = Callable[[float], None]
 
@@ -114,10 +118,22 @@ class ExactnessReport:
     """Empty for a model that cannot take tokens back: nothing is ever drafted for it."""
     margin_shift: MarginShift | None
     """Of all rows that differ, whatever the way; None when all are bit-equal."""
+    one_token_ms: float = 0.0
+    """The fastest of the passes of one token that all was compared with."""
 
     @property
     def is_exact(self) -> bool:
         return all(finding.is_equal for finding in self.findings)
+
+    @property
+    def equal_batches(self) -> tuple[int, ...]:
+        """Sizes of passes that are bit-equal to one token a pass wherever they were compared."""
+        unequal = {finding.size for finding in self.of(Way.BATCH) if not finding.is_equal}
+        return tuple(sorted({finding.size for finding in self.of(Way.BATCH)} - unequal))
+
+    def is_equal(self, *ways: Way) -> bool:
+        """Whether all of these ways were compared and are bit-equal."""
+        return all(self.of(way) and _are_equal(self.of(way)) for way in ways)
 
     @property
     def compared_rows(self) -> int:
@@ -182,8 +198,8 @@ def probe(context: Context, *, is_thorough: bool, progress: ProbeProgress | None
     Args:
         context: Its owner thread must call; other sequences wait meanwhile.
         is_thorough: Every way, shallow and beyond 512 cells, which takes as long as some hundred tokens and a few
-            prompts of that length; otherwise a few batches and token trees at the beginning of a text, which takes as
-            long as some thirty tokens.
+            prompts of that length; otherwise what decides how a set is loaded (batches, token trees, a prompt chunk),
+            beyond 512 cells where there are so many, which takes as long as some forty tokens and a short prompt.
         progress: Called with the share done.
 
     Raises:
@@ -197,6 +213,8 @@ def probe(context: Context, *, is_thorough: bool, progress: ProbeProgress | None
             probing.begin()
             for done, step in enumerate(steps, start=1):
                 step()
+                if probing.is_hopeless and not is_thorough:
+                    break
                 if progress is not None:
                     progress(done / len(steps))
         finally:
@@ -208,6 +226,7 @@ def probe(context: Context, *, is_thorough: bool, progress: ProbeProgress | None
         is_thorough,
         tuple(probing.findings),
         MarginShift.of(np.concatenate(shifts)) if shifts else None,
+        probing.one_token_ms,
     )
 
 
@@ -221,9 +240,13 @@ class _Probing:
         self.findings: list[Finding] = []
         self.shifts: list[npt.NDArray[np.float32]] = []
         """Margin shifts of unequal rows, one array for each finding that has any."""
+        self.one_token_ms = 0.0
+        self._crowd: list[int] = []
+        """Sequences that only fill cells."""
         self._context = context
         self._sequence = -1
         self._references: dict[int, FloatRows] = {}
+        self._at_once = np.empty((0, context.model.vocabulary.size), np.float32)
         text = context.model.vocabulary.tokenize(PROBED_TEXT, adds_special=False)
         needed = PROBED_STARTS[-1] + PROBED_TOKENS
         self._tokens = (text * (needed // len(text) + 1))[:needed]
@@ -234,15 +257,24 @@ class _Probing:
 
     def end(self) -> None:
         self._context.set_threads(self._context.settings.threads)
-        if self._sequence >= 0:
-            self._context.free(self._sequence)
+        for sequence in (*self._crowd, self._sequence):
+            if sequence >= 0:
+                self._context.free(sequence)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Even two tokens in a pass are not equal to one each."""
+        return any(finding.way is Way.BATCH and not finding.is_equal and finding.size == 2 for finding in self.findings)
 
     def short(self) -> Iterator[Step]:
-        yield partial(self._refer, 0, SHORT_TOKENS)
+        start = SHORT_PROMPT_TOKENS
+        yield partial(self._read_at_once, start, SHORT_TOKENS)
+        yield partial(self._gather_crowd, start)
+        yield partial(self._refer, start, SHORT_TOKENS)
+        yield partial(self._judge_reading, start)
         for size in SHORT_BATCHES:
-            yield partial(self._batch, 0, size)
-        if self._context.spare_sequences >= PROBED_REQUESTS:
-            yield partial(self._tree, 0)
+            yield partial(self._batch, start, size)
+        yield partial(self._tree, start)
 
     def thorough(self) -> Iterator[Step]:
         """All comparisons, in an order that reads the text one by one only once."""
@@ -262,7 +294,7 @@ class _Probing:
                 yield partial(self._on_threads, start, Way.CHANGING_THREADS, (1, settings.threads))
             if self._context.spare_sequences >= PROBED_REQUESTS:
                 yield partial(self._requests, start)
-                yield partial(self._tree, start)
+            yield partial(self._tree, start)
         chunks = zip(PROBED_STARTS, (PROMPT_CHUNK_TOKENS, settings.batch_tokens), strict=True)
         for start, size in chunks:
             if start in starts and size <= start + PROBED_TOKENS:
@@ -274,6 +306,23 @@ class _Probing:
         self._references[start] = self._one_by_one(start, start + count)
         self._context.truncate(self._sequence, start)
 
+    def _read_at_once(self, start: int, count: int) -> None:
+        """A prompt in one chunk, of which the last rows are kept and taken back again."""
+        self._context.decode([Run(self._sequence, self._tokens[: start + count], count)])
+        self._at_once = self._context.logits().copy()
+        self._context.truncate(self._sequence, start)
+
+    def _judge_reading(self, start: int) -> None:
+        self._compare(Way.PREFILL, start + len(self._at_once), start, self._at_once)
+
+    def _gather_crowd(self, start: int) -> None:
+        """Put copies of the prompt into cells behind it, so that what follows stands deep in the cache at no cost."""
+        context = self._context
+        wanted = (CROWDED_CELLS - start) // start + 1
+        has_room = context.context_tokens >= (wanted + 2) * start + 4 * SHORT_TOKENS
+        if has_room and context.spare_sequences >= wanted + PROBED_REQUESTS:
+            self._crowd = [context.duplicate(self._sequence) for _ in range(wanted)]
+
     def _batch(self, start: int, size: int) -> None:
         count = min(len(self._references[start]), max(size, BATCHED_TOKENS))
         rows = self._rows(start, start + count, size)
@@ -283,6 +332,8 @@ class _Probing:
     def _tree(self, start: int) -> None:
         """Every second token is found on a side branch, followed as `engine.verify.tree` follows one."""
         context, sequence = self._context, self._sequence
+        if context.spare_sequences < 1:
+            return
         rows: list[FloatRows] = []
         wrong = self._tokens[0]
         for position in range(start, start + len(self._references[start]), 2):
@@ -354,7 +405,11 @@ class _Probing:
         rows = [np.empty((0, self._context.model.vocabulary.size), np.float32)]
         for position in range(start, end, size):
             batch = self._tokens[position : min(end, position + size)]
+            began = time.perf_counter()
             self._context.decode([Run(self._sequence, batch, len(batch))])
+            if size == 1:
+                elapsed_ms = (time.perf_counter() - began) * 1e3
+                self.one_token_ms = min(self.one_token_ms or elapsed_ms, elapsed_ms)
             rows.append(self._context.logits().copy())
         return np.concatenate(rows)
 

@@ -9,6 +9,7 @@ from engine.config import LookAhead, Policy, Shape, Speculation, WeightRule
 from engine.cost import CostModel
 from engine.length import AutoLength, LengthRule, make_rule
 from engine.plan import AutoPlanner, FullPlanner, Planner
+from engine.setting import Setting
 from engine.vote import Weights, make_weights
 
 
@@ -22,14 +23,14 @@ class Learning:
         model_drafters: Sequence[str],
         *,
         runs_apart: bool,
-        allows_branches: bool,
+        setting: Setting,
     ) -> None:
         """Args:
         runs_apart: Whether drafters have a processor of their own.
-        allows_branches: Whether token trees may be sent: their side branches are as exact as is asked for.
+        setting: Which passes are as exact as is asked for.
         """
         self.cost = cost
-        self.allows_branches = allows_branches
+        self.setting = setting
         self.acceptance = AcceptanceModel(free_drafters)
         self._names = (*model_drafters, *free_drafters)
         self._model_drafters = tuple(model_drafters)
@@ -67,4 +68,4 @@ class Learning:
 
     def may_branch(self, speculation: Speculation) -> bool:
         """Whether an answer under these settings may send token trees."""
-        return speculation.shape is Shape.AUTO and self.allows_branches
+        return speculation.shape is Shape.AUTO and self.setting.allows_branches

@@ -6,9 +6,10 @@ import itertools
 import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-from engine.config import MAX_DRAFT_TOKENS, Exactness, SetConfig
+from engine.config import MAX_DRAFT_TOKENS, SetConfig
 from engine.cost import CostModel, CostStore, calibrate
 from engine.drafters.base import Drafter
 from engine.drafters.model import ModelDrafter
@@ -24,7 +25,7 @@ from engine.runtime.context import Context, ContextSettings
 from engine.runtime.devices import choose_kv_type, has_gpu
 from engine.runtime.model import LoadCancelled, Model, check_gguf
 from engine.runtime.template import ChatTemplate
-from engine.verify.tree import side_branches_are_exact
+from engine.setting import Setting, choose_setting
 
 FREE_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 TARGET_SEQUENCES = 16
@@ -48,6 +49,7 @@ class LoadedSet:
         panel: Panel,
         learning: Learning,
         template: ChatTemplate,
+        setting: Setting,
         reader: PromptReader,
         store: tuple[CostStore, str],
         resources: ExitStack,
@@ -59,6 +61,8 @@ class LoadedSet:
         self.panel = panel
         self.learning = learning
         self.template = template
+        self.setting = setting
+        """Why the target's cache has its format, and which passes may carry drafts."""
         self.reader = reader
         self._store, self._store_key = store
         self._resources = resources
@@ -78,7 +82,15 @@ class LoadedSet:
             model = _load_target(config, report, cancel)
             resources.callback(model.close)
             template = ChatTemplate(model)
-            context = _make_context(config, model)
+            context_tokens = _context_tokens(config, model)
+            setting = choose_setting(
+                model,
+                config,
+                target_settings(config, context_tokens),
+                lambda share: report("Comparing cache formats", share),
+                cancel,
+            )
+            context = Context(model, replace(target_settings(config, context_tokens), kv_type=setting.kv_type))
             drafters: list[Drafter] = []
             for spec in config.drafters:
                 taken = {*FREE_DRAFTERS, *(drafter.name for drafter in drafters)}
@@ -93,9 +105,11 @@ class LoadedSet:
             panel = Panel(drafters)
             panel.measure(cost, cancel or threading.Event())
             store.save(key, cost)
-            learning = _learning(config, cost, panel, allows_branches=_allows_branches(config, context))
+            learning = _learning(config, cost, panel, setting)
             reader = PromptReader(context)
-            return cls(config, model, context, panel, learning, template, reader, (store, key), resources.pop_all())
+            return cls(
+                config, model, context, panel, learning, template, setting, reader, (store, key), resources.pop_all()
+            )
         raise AssertionError("unreachable")
 
     def with_drafters(self, names: Collection[str]) -> LoadedSet:
@@ -104,10 +118,18 @@ class LoadedSet:
         What is returned lives no longer than this set, and closing it closes nothing.
         """
         panel = self.panel.only(names)
-        learning = _learning(self.config, self.learning.cost, panel, allows_branches=self.learning.allows_branches)
-        store = (self._store, self._store_key)
+        learning = _learning(self.config, self.learning.cost, panel, self.setting)
         return LoadedSet(
-            self.config, self.model, self.context, panel, learning, self.template, self.reader, store, ExitStack()
+            self.config,
+            self.model,
+            self.context,
+            panel,
+            learning,
+            self.template,
+            self.setting,
+            self.reader,
+            (self._store, self._store_key),
+            ExitStack(),
         )
 
     def save_costs(self) -> None:
@@ -119,19 +141,13 @@ class LoadedSet:
         self._resources.close()
 
 
-def _allows_branches(config: SetConfig, context: Context) -> bool:
-    if not context.model.can_roll_back:
-        return False
-    return config.exactness is Exactness.FAST or side_branches_are_exact(context)
-
-
-def _learning(config: SetConfig, cost: CostModel, panel: Panel, *, allows_branches: bool) -> Learning:
+def _learning(config: SetConfig, cost: CostModel, panel: Panel, setting: Setting) -> Learning:
     return Learning(
         cost,
         [drafter.name for drafter in panel.free],
         [drafter.name for drafter in panel.models],
         runs_apart=has_gpu() and config.placement.gpu_layers != 0,
-        allows_branches=allows_branches,
+        setting=setting,
     )
 
 
@@ -147,18 +163,23 @@ def _load_target(config: SetConfig, report: SetProgress, cancel: threading.Event
     )
 
 
-def _make_context(config: SetConfig, model: Model) -> Context:
+def _context_tokens(config: SetConfig, model: Model) -> int:
+    """How many tokens the target's context holds.
+
+    Raises:
+        MemoryShortage: it finds no room.
+    """
     context_tokens = config.context_tokens or model.trained_context_tokens
     check_memory(
         config.target,
         cache_in_memory(model, config.placement, context_tokens),
         f"a context of {context_tokens} tokens",
     )
-    return Context(model, target_settings(config, context_tokens))
+    return context_tokens
 
 
 def target_settings(config: SetConfig, context_tokens: int) -> ContextSettings:
-    """How the target's context is made."""
+    """How the target's context is made, as far as it can be told before anything is measured."""
     return ContextSettings(
         context_tokens=context_tokens,
         kv_type=config.kv_type or choose_kv_type(config.exactness),

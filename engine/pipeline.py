@@ -90,6 +90,7 @@ class Pipeline:
         self._drafting = make_drafting(speculation.vote, panel, learning.cost)
         self._end_tokens = context.model.vocabulary.end_tokens
         self._can_roll_back = context.model.can_roll_back
+        self._setting = learning.setting
         self._may_branch = learning.may_branch(speculation)
         self._emitted = 0
         self.pace = Pace()
@@ -152,7 +153,8 @@ class Pipeline:
         room = self._context.context_tokens - len(self._tokens) - 1
         if self._context.parked_tokens > room - MAX_DRAFT_TOKENS:
             self._context.tidy(self._sequence)
-        return max(0, room if remaining_tokens is None else min(room, remaining_tokens - 1))
+        room = max(0, room if remaining_tokens is None else min(room, remaining_tokens - 1))
+        return self._setting.fitting(room + 1) - 1
 
     def _plan(self, hint: Sequence[Draft], room: int, remaining_tokens: int | None) -> Plan:
         return self._planner.plan(
@@ -187,7 +189,9 @@ class Pipeline:
         voted = voted.trimmed(min(room, self._sampler.allowed_length(voted.tokens)))
         branches = [branch for branch in branches if branch.fork < len(voted)]
         most = min(MOST_BRANCHES, self._context.spare_sequences) if branches and plan.branches else 0
-        return self._rule.cut(voted, branches, most, len(self._tokens), plan.pace)
+        tree = self._rule.cut(voted, branches, most, len(self._tokens), plan.pace)
+        fitting = self._setting.fitting(len(tree) + 1) - 1
+        return tree if fitting == len(tree) else TokenTree(tree.trunk.trimmed(fitting))
 
     def _start_look_ahead(self, plan: Plan, sent: TokenTree) -> LookAheadRun | None:
         if not plan.look_ahead or not sent.trunk.tokens:

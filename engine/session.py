@@ -173,10 +173,17 @@ class Session:
                 if reason is not None:
                     finished = answer.finish(reason)
                     self._said = answer.said
+                    if answer.is_stopped:
+                        self._keep(len(prompt) + answer.token_count)
                     yield finished
                     return
         finally:
             sampler.close()
+
+    def _keep(self, tokens: int) -> None:
+        """Let the cache hold what plain decoding would after so many tokens, the last one pending."""
+        length = self._context.length(self._sequence)
+        self._context.truncate(self._sequence, min(length, tokens - 1))
 
     def close(self) -> None:
         """Free the sequence."""
@@ -308,6 +315,11 @@ class _Answer:
         return self._text.is_stopped
 
     @property
+    def token_count(self) -> int:
+        """Tokens taken so far, the one included whose text completed a stop string."""
+        return len(self._ids)
+
+    @property
     def remaining_tokens(self) -> int | None:
         limit = self._settings.max_tokens
         return None if limit is None else limit - len(self._ids)
@@ -389,6 +401,8 @@ class _Answer:
             return "the policy is plain decoding"
         if not self._set.model.can_roll_back:
             return "this model cannot take back rejected tokens"
+        if self._set.setting.pass_sizes == ():
+            return "no batch size is exact here"
         if not self._panel.names:
             return "no drafter is loaded"
         return ""

@@ -52,18 +52,23 @@ class Expansion:
     feed_forward: int
     """Neurons in every layer, new ones included."""
     file_type: LlamaFileType = LlamaFileType.MOSTLY_Q4_0
+    width: int = 0
+    """Of the embedding, with new attention heads of the old size that say nothing; 0 leaves it."""
 
     @property
     def recipe(self) -> str:
         """What the header says, by which an existing file is recognised."""
+        width = f"width {self.width}, " if self.width else ""
         return (
-            f"{self.label}: {self.extra_layers} extra layers, feed-forward {self.feed_forward}, "
+            f"{self.label}: {self.extra_layers} extra layers, {width}feed-forward {self.feed_forward}, "
             f"{self.file_type.name.removeprefix('MOSTLY_')}, seed {SEED}, recipe {_RECIPE_VERSION}"
         )
 
 
 ONE_BILLION = Expansion("target-1b.gguf", "1 B cost", extra_layers=10, feed_forward=15360)
 THREE_BILLION = Expansion("target-3b.gguf", "3 B cost", extra_layers=24, feed_forward=24576)
+K_QUANTS = Expansion("target-kquants.gguf", "K-quants", 0, 1536, LlamaFileType.MOSTLY_Q4_K_M, width=768)
+"""K-quants store 256 weights together, which divide no row of the starter."""
 
 DRAFTERS = {
     "drafter-q2k.gguf": ((), LlamaFileType.MOSTLY_Q2_K),
@@ -91,7 +96,7 @@ def build_fixtures(
     directory: Path,
     starter: Path,
     report: Report = no_report,
-    expansions: Sequence[Expansion] = (ONE_BILLION, THREE_BILLION),
+    expansions: Sequence[Expansion] = (ONE_BILLION, THREE_BILLION, K_QUANTS),
     cancel: threading.Event | None = None,
 ) -> Fixtures:
     """Build what is missing of the expansions and degraded drafters in `directory`; what is there and fits stays.
@@ -133,7 +138,8 @@ def expand(
     old_feed_forward = model.number("llama.feed_forward_length")
     if expansion.extra_layers < 0 or expansion.feed_forward < old_feed_forward:
         raise ValueError(f"an expansion of {old_feed_forward} neurons cannot have {expansion.feed_forward}")
-    planned = _plan(model, expansion)
+    wider = _Wider(model, expansion)
+    planned = _plan(model, expansion, wider)
     total_bytes = sum(tensor.size_bytes for tensor in planned)
     done_bytes = 0
 
@@ -149,6 +155,7 @@ def expand(
         "llama.block_count": facts.layer_count + expansion.extra_layers,
         "llama.feed_forward_length": expansion.feed_forward,
         "quorum.expansion": expansion.recipe,
+        **wider.changes,
     }
     destination.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(destination)
@@ -158,25 +165,84 @@ def expand(
         quantized_copy(half_precision, destination, expansion.file_type, report, cancel)
 
 
-def _plan(model: Source, expansion: Expansion) -> list[PlannedTensor]:
-    width = model.number("llama.embedding_length")
-    scale = 0.5 / math.sqrt(width)
+class _Wider:
+    """Shapes and numbers of the larger model. What it has more in width is zero, so that all sums stay."""
+
+    def __init__(self, model: Source, expansion: Expansion) -> None:
+        """Raises:
+        ValueError: the width is less than the old one, or does not hold whole groups of heads.
+        """
+        self.old_width = model.number("llama.embedding_length")
+        self.width = expansion.width or self.old_width
+        heads, kv_heads = (model.number(f"llama.attention.head_count{kind}") for kind in ("", "_kv"))
+        head_width = self.old_width // heads
+        new_heads = self.width // head_width
+        new_kv_heads = new_heads * kv_heads // heads
+        if self.width < self.old_width or new_heads * head_width != self.width or new_heads * kv_heads % heads:
+            raise ValueError(f"an expansion of width {self.old_width} cannot have {expansion.width}")
+        self._kv_width = new_kv_heads * head_width
+        self._feed_forward = expansion.feed_forward
+        self.changes: dict[str, Change] = {}
+        if self.width > self.old_width:
+            share = self.old_width / self.width
+            epsilon = "llama.attention.layer_norm_rms_epsilon"
+            self.changes = {
+                "llama.embedding_length": self.width,
+                "llama.attention.head_count": new_heads,
+                "llama.attention.head_count_kv": new_kv_heads,
+                # The mean square is taken over more numbers, of which the new ones are zero.
+                epsilon: share * model.real(epsilon),
+            }
+        self._norm_scale = np.float32(math.sqrt(self.old_width / self.width))
+
+    def shape(self, suffix: str, old: tuple[int, ...]) -> tuple[int, ...]:
+        """Args:
+        suffix: A tensor's name, without that of its layer.
+        old: Its shape.
+        """
+        if len(old) == 1:
+            return (self.width,)
+        if suffix in ("ffn_gate.weight", "ffn_up.weight"):
+            return self._feed_forward, self.width
+        if suffix == "ffn_down.weight":
+            return self.width, self._feed_forward
+        if suffix in ("attn_k.weight", "attn_v.weight"):
+            return self._kv_width, self.width
+        if suffix in ("attn_q.weight", "attn_output.weight"):
+            return self.width, self.width
+        return old[0], self.width
+
+    def padded(self, suffix: str, values: Array, shape: tuple[int, ...]) -> Array:
+        """Old values with zeros in width."""
+        if values.ndim == 1:
+            scaled: Array = np.pad(values * self._norm_scale, (0, shape[0] - len(values)))
+            return scaled
+        rows = values.shape[0] if suffix in ("ffn_gate.weight", "ffn_up.weight") else shape[0]
+        columns = values.shape[1] if suffix == "ffn_down.weight" else shape[1]
+        if (rows, columns) == values.shape:
+            return values
+        return np.pad(values, ((0, rows - values.shape[0]), (0, columns - values.shape[1])))
+
+
+def _plan(model: Source, expansion: Expansion, wider: _Wider) -> list[PlannedTensor]:
+    scale = 0.5 / math.sqrt(wider.old_width)
     by_layer: dict[int, dict[str, SourceTensor]] = {}
     planned = []
     for tensor in model.tensors:
         match = _BLOCK.match(tensor.name)
         if match is None:
-            planned.append(_half(tensor.name, tensor.values_shape, tensor.values))
+            shape = wider.shape(tensor.name, tensor.values_shape)
+            planned.append(_half(tensor.name, shape, partial(_wider_values, wider, tensor, tensor.name, shape, scale)))
         else:
             by_layer.setdefault(int(match[1]), {})[match[2]] = tensor
     for number, origin in enumerate(_layer_origins(model.facts.layer_count, expansion.extra_layers)):
         for suffix, tensor in by_layer[origin or 0].items():
             name = f"blk.{number}.{suffix}"
-            shape = _wider(suffix, tensor.values_shape, expansion.feed_forward)
+            shape = wider.shape(suffix, tensor.values_shape)
             make = (
                 partial(_new_values, name, suffix, shape, scale)
                 if origin is None
-                else partial(_wider_values, tensor, name, shape, scale)
+                else partial(_wider_values, wider, tensor, name, shape, scale)
             )
             planned.append(_half(name, shape, make))
     return planned
@@ -191,17 +257,10 @@ def _layer_origins(count: int, extra: int) -> list[int | None]:
     return origins
 
 
-def _wider(suffix: str, shape: tuple[int, ...], feed_forward: int) -> tuple[int, ...]:
-    if suffix in ("ffn_gate.weight", "ffn_up.weight"):
-        return feed_forward, shape[1]
-    if suffix == "ffn_down.weight":
-        return shape[0], feed_forward
-    return shape
-
-
-def _wider_values(tensor: SourceTensor, name: str, shape: tuple[int, ...], scale: float) -> Array:
+def _wider_values(wider: _Wider, tensor: SourceTensor, name: str, shape: tuple[int, ...], scale: float) -> Array:
     """The old neurons' weights, then random ones in and zero ones out: what the new neurons say is not heard."""
-    old = tensor.values()
+    match = _BLOCK.match(name)
+    old = wider.padded(match[2] if match else name, tensor.values(), shape)
     if old.shape == shape:
         return old
     if old.shape[0] < shape[0]:

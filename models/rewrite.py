@@ -24,7 +24,7 @@ from engine.errors import ModelFileError
 from models.gguf_file import Layout, TensorFacts, read_layout
 
 Array = npt.NDArray[Any]
-Change = int | str | list[Any]
+Change = int | float | str | list[Any]
 """A changed value; it keeps the type that its key has in the source, and a new key takes a text."""
 
 _VERSION = 3
@@ -151,6 +151,11 @@ class Source:
         """A metadata value that is a number."""
         kind, value = self._value(key)
         return int(struct.unpack(f"<{_NUMBERS[kind]}", value)[0])
+
+    def real(self, key: str) -> float:
+        """A metadata value that is a real number."""
+        kind, value = self._value(key)
+        return float(struct.unpack(f"<{_NUMBERS[kind]}", value)[0])
 
     def numbers(self, key: str) -> list[int | float | bool] | None:
         """A metadata value that is a list of numbers; None when it is anything else."""

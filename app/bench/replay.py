@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from app.bench.recording import RecordedAnswer
 from app.bench.step_costs import StepCosts
-from engine.config import Speculation
+from engine.config import KvType, Speculation
 from engine.cost import CALIBRATED_SIZES, CostModel
 from engine.drafters.base import Drafter, DraftRequest, Score, finished
 from engine.drafting import Panel
@@ -25,7 +25,10 @@ from engine.metrics import Ledger
 from engine.pipeline import Pipeline
 from engine.runtime.context import Context, Run
 from engine.runtime.sampler import Sampler
+from engine.setting import Setting
 from engine.types import Draft, Metrics
+
+CHAINS_ONLY = Setting(KvType.F16, is_exact=None, pass_sizes=None, allows_branches=False)
 
 
 class ReplayClock:
@@ -213,7 +216,7 @@ def replay(
     model_drafters = [ReplayDrafter(name, costs, clock) for name in drafters if name not in FREE_DRAFTERS]
     free = [name for name in drafters if name in FREE_DRAFTERS]
     learning = Learning(
-        cost_model(costs, clock), free, [d.name for d in model_drafters], runs_apart=False, allows_branches=False
+        cost_model(costs, clock), free, [d.name for d in model_drafters], runs_apart=False, setting=CHAINS_ONLY
     )
     results = []
     for answer in answers:

@@ -213,7 +213,7 @@ class Context:
             DecodeError: llama.cpp refused the state; the sequence is empty.
         """
         self._check_owner()
-        self._put_aside[sequence] = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        self._put_aside[sequence] = (ctypes.c_uint8 * len(state)).from_buffer(state.data)
         self._lengths[sequence] = length
         self._exchange([], sequence)
 
@@ -243,6 +243,20 @@ class Context:
         self._lib.llama_memory_seq_cp(self._memory, source, branch, -1, -1)
         self._lengths[branch] = self._lengths[source]
         return branch
+
+    def duplicate(self, source: int) -> int:
+        """A new sequence with the same tokens in cells of its own.
+
+        Raises:
+            DecodeError: llama.cpp refused the state.
+        """
+        state = self._state(source)
+        twin = self.allocate()
+        if not self._lib.llama_state_seq_set_data(self.handle, state, len(state), twin):
+            self.free(twin)
+            raise DecodeError(f"a sequence of {self._lengths[source]} tokens could not be copied")
+        self._lengths[twin] = self._lengths[source]
+        return twin
 
     @property
     def spare_sequences(self) -> int:

@@ -118,7 +118,7 @@ class _Reader:
         return Rows(kind, self._take(count * row_bytes).view(np.uint16).reshape(count, -1))
 
     def _numbers(self, layout: str) -> tuple[int, ...]:
-        return struct.unpack(layout, self._take(struct.calcsize(layout)))
+        return struct.unpack(layout, self._take(struct.calcsize(layout)).tobytes())
 
     def _take(self, size_bytes: int) -> StateBytes:
         start, self._at = self._at, self._at + size_bytes

@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.runtime.context import Context, Run
 from engine.runtime.sampler import Sampler
 from engine.types import Branch, Verdict
@@ -113,38 +111,3 @@ def _settle(context: Context, candidate: Candidate, copies: Sequence[int], verdi
         if number != chosen:
             context.free(copy)
     context.truncate(sequence, before + verdict.accepted)
-
-
-PROBE_TOKENS = 24
-
-
-def side_branches_are_exact(context: Context) -> bool:
-    """Whether a side branch's logits, and those of what follows once it was accepted, equal a chain's bit for bit.
-
-    Takes three short passes and a little text on an empty sequence of the target's context.
-    """
-    size = context.model.vocabulary.size
-    tokens = [(index * 7919 + 101) % size for index in range(PROBE_TOKENS + 6)]
-    text, (pending, trunk_one, trunk_two, side_one, side_two, after) = tokens[:PROBE_TOKENS], tokens[PROBE_TOKENS:]
-    sequence = context.allocate()
-    try:
-        context.hold_alone(sequence)
-        context.decode([Run(sequence, text, 0)])
-        context.decode([Run(sequence, (pending, trunk_one, side_one, side_two), 4)])
-        expected = context.logits()[2:].copy()
-        context.decode([Run(sequence, (after,), 1)])
-        expected_after = context.logits().copy()
-        context.truncate(sequence, PROBE_TOKENS)
-        branch = context.copy(sequence)
-        runs = [
-            Run(sequence, (pending, trunk_one), 2, (branch,)),
-            Run(sequence, (trunk_two,), 1),
-            Run(branch, (side_one, side_two), 2),
-        ]
-        context.decode(runs)
-        found = context.logits()[3:].copy()
-        context.adopt(sequence, branch, PROBE_TOKENS + 2)
-        context.decode([Run(sequence, (after,), 1)])
-        return np.array_equal(found, expected) and np.array_equal(context.logits(), expected_after)
-    finally:
-        context.free(sequence)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from engine.config import LookAhead, Policy, Shape, Speculation, VoteMode, WeightRule
+from engine.config import KvType, LookAhead, Policy, Shape, Speculation, VoteMode, WeightRule
 from engine.cost import CostModel
 from engine.drafters.base import Drafter, DraftRequest, Score, finished
 from engine.drafting import Panel
@@ -17,6 +17,7 @@ from engine.learning import Learning
 from engine.metrics import Ledger
 from engine.pipeline import Pipeline, StepResult
 from engine.runtime.context import Run
+from engine.setting import Setting
 from engine.types import Draft, Metrics
 
 END = 0
@@ -24,6 +25,7 @@ END = 0
 WRONG = 99
 """What the target would say after a text that is not its own."""
 PROMPT = (1, 2, 3)
+UNRESTRICTED = Setting(KvType.F16, is_exact=None, pass_sizes=None, allows_branches=True)
 
 
 class ScriptedTarget:
@@ -252,6 +254,7 @@ class Bench:
         vote: VoteMode = VoteMode.TREE,
         weights: WeightRule = WeightRule.HEDGE,
         shape: Shape = Shape.CHAIN,
+        setting: Setting = UNRESTRICTED,
     ) -> None:
         self.target = target
         self.drafters = drafters
@@ -263,7 +266,7 @@ class Bench:
             [drafter.name for drafter in self.panel.free],
             [drafter.name for drafter in self.panel.models],
             runs_apart=False,
-            allows_branches=True,
+            setting=setting,
         )
         self.ledger = Ledger(len(PROMPT), 0)
         self.cancel = threading.Event()

@@ -49,12 +49,36 @@ def test_the_starter_is_bit_equal_in_every_way_shallow_and_deep(everything: Load
 
 
 @cpu_only
-def test_a_short_probe_compares_batches_and_trees(everything: LoadedSet) -> None:
+def test_a_short_probe_compares_what_decides_how_a_set_is_loaded(everything: LoadedSet) -> None:
+    lengths = dict(everything.context._lengths)
     report = probe(everything.context, is_thorough=False)
     assert report.is_exact
     found = [(finding.way, finding.size, finding.compared_rows) for finding in report.findings]
-    assert found == [*((Way.BATCH, size, 8) for size in SHORT_BATCHES), (Way.TREE, 4, 8)]
+    assert found == [(Way.PREFILL, 64, 16), *((Way.BATCH, size, 16) for size in SHORT_BATCHES), (Way.TREE, 4, 16)]
     assert report.in_words(Way.REQUESTS) == "not compared"
+    assert report.equal_batches == SHORT_BATCHES
+    assert report.is_equal(Way.BATCH, Way.PREFILL, Way.TREE)
+    assert not report.is_equal(Way.REQUESTS), "it was not compared"
+    assert report.one_token_ms > 0
+    assert everything.context._lengths == lengths
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    ("kv_type", "threads", "batches", "reading"), [(KvType.F16, 2, False, False), (KvType.F16, 1, True, False)]
+)
+def test_a_short_probe_finds_what_differs_deep_in_the_cache_and_in_prompts(
+    starter: Path, kv_type: KvType, threads: int, batches: bool, reading: bool
+) -> None:
+    model = Model(starter)
+    settings = ContextSettings(768, kv_type, threads, max_outputs=32, max_sequences=16, batch_tokens=128)
+    context = Context(model, settings)
+    report = probe(context, is_thorough=False)
+    assert report.is_equal(Way.BATCH) is batches
+    assert report.is_equal(Way.PREFILL) is reading
+    assert report.equal_batches == (SHORT_BATCHES if batches else ())
+    assert context._lengths == {}
+    model.close()
 
 
 @cpu_only

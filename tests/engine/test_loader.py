@@ -200,6 +200,7 @@ def test_a_load_can_be_cancelled_in_every_phase(starter: Path, draft_models: dic
     LoadedSet.load(wanted, lambda phase, _share: phases.append(phase)).close()
     assert list(dict.fromkeys(phases)) == [
         f"Loading {starter.name}",
+        "Comparing cache formats",
         "Loading drafter few-bits",
         "Measuring this machine",
     ]

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.config import LookAhead, Policy, Speculation
+from engine.config import KvType, LookAhead, Policy, Speculation
 from engine.cost import CALIBRATED_SIZES, CostModel
 from engine.learning import Learning
 from engine.length import LONGEST_DRAFT
 from engine.plan import CATCH_UP_SLICE_TOKENS, FIRST_CREDIT_MS, PROBE_SHARE, READY_BEHIND_TOKENS, Plan, Situation
+from engine.setting import Setting
 from engine.types import VotedDraft
 
+CHAINS_ONLY = Setting(KvType.F16, is_exact=None, pass_sizes=None, allows_branches=False)
 PLAIN_MS = 20.0
 DRAFT_MS = 8.0
 
@@ -42,7 +44,7 @@ def a_learning(names: Sequence[str], draft_ms: float = DRAFT_MS, read_ms: float 
         cost.observe_draft([name], 1, draft_ms)
         if read_ms is not None:
             cost.observe_read(name, 1, read_ms)
-    return Learning(cost, ["ngram"], names, runs_apart=False, allows_branches=False)
+    return Learning(cost, ["ngram"], names, runs_apart=False, setting=CHAINS_ONLY)
 
 
 @dataclass

@@ -107,3 +107,20 @@ def test_what_cannot_be_expanded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="96 neurons"):
         expand(source, tmp_path / "larger.gguf", Expansion("", "less", 0, 64))
     assert sorted(os.listdir(tmp_path)) == ["qwen.gguf", "source.gguf"]
+
+
+def test_a_wider_expansion_says_what_the_narrow_one_says(starter: Path, tmp_path: Path) -> None:
+    narrow = Expansion("narrow.gguf", "same", 0, 1536, LlamaFileType.MOSTLY_F16)
+    wide = Expansion("wide.gguf", "wide", 1, 2048, LlamaFileType.MOSTLY_F16, width=768)
+    for expansion in (narrow, wide):
+        expand(starter, tmp_path / expansion.file_name, expansion)
+    facts = read_header(tmp_path / "wide.gguf")
+    assert (facts.embedding_width, facts.layer_count, facts.feed_forward_width) == (768, 31, 2048)
+    assert facts.kv_width == 2 * 4 * 64
+    assert "width 768" in facts.expansion
+    tokens = greedy_tokens(tmp_path / "wide.gguf", 24)
+    assert tokens == greedy_tokens(tmp_path / "narrow.gguf", 24)
+    assert len(set(tokens)) > 10
+    for width in (512, 700, 704):
+        with pytest.raises(ValueError, match=f"width 576 cannot have {width}"):
+            expand(starter, tmp_path / "no.gguf", replace(wide, width=width))
