@@ -174,7 +174,9 @@ class _Wider:
         """
         self.old_width = model.number("llama.embedding_length")
         self.width = expansion.width or self.old_width
-        heads, kv_heads = (model.number(f"llama.attention.head_count{kind}") for kind in ("", "_kv"))
+        heads = model.number("llama.attention.head_count")
+        kv_key = "llama.attention.head_count_kv"
+        kv_heads = model.number(kv_key) if kv_key in model.keys else heads
         head_width = self.old_width // heads
         new_heads = self.width // head_width
         new_kv_heads = new_heads * kv_heads // heads
@@ -189,7 +191,7 @@ class _Wider:
             self.changes = {
                 "llama.embedding_length": self.width,
                 "llama.attention.head_count": new_heads,
-                "llama.attention.head_count_kv": new_kv_heads,
+                kv_key: new_kv_heads,
                 # The mean square is taken over more numbers, of which the new ones are zero.
                 epsilon: share * model.real(epsilon),
             }
