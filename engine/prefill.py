@@ -100,6 +100,9 @@ class PromptReader:
         Returns:
             The tokens that stay.
         """
+        if self._context.model.window_tokens:
+            # The state of a sequence leaves out what is beyond the window, so no stretch can go on from another.
+            parts = [part for part in parts if part[0] == 0]
         self._wanted = stretches(parts) if self.carries else frozenset()
         length = self._context.length(sequence)
         held = frozenset(one for one in self._held.get(sequence, ()) if one.end <= length)

@@ -156,7 +156,9 @@ class Context:
     def truncate(self, sequence: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence.
 
-        A model that cannot roll back loses the whole sequence instead; its length is then zero.
+        A model that cannot roll back loses the whole sequence instead; its length is then zero. So does one with
+        sliding windows that would look back on tokens which are no longer held: a sequence that was put aside comes
+        back with no more than the last window.
         """
         self._check_owner()
         assert sequence not in self._put_aside, "only what is in the cache can be cut"
@@ -165,7 +167,14 @@ class Context:
             raise ValueError(f"sequence {sequence} has {current} tokens, cannot be cut to {length}")
         if length == current:
             return
-        self._cut(sequence, length)
+        self._cut(sequence, length if self._sees_back_from(sequence, length) else 0)
+
+    def _sees_back_from(self, sequence: int, length: int) -> bool:
+        window = self.model.window_tokens
+        if not window or not length:
+            return True
+        first = self._lib.llama_memory_seq_pos_min(self._memory, sequence)
+        return bool(first <= max(0, length - window))
 
     def _cut(self, sequence: int, length: int) -> None:
         if self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1):

@@ -131,6 +131,11 @@ class Model:
         return buffer.value.decode("utf-8", "replace")
 
     @property
+    def window_tokens(self) -> int:
+        """How far back the layers with sliding-window attention see; 0 for a model without such layers."""
+        return int(native().lib.llama_model_n_swa(self.handle))
+
+    @property
     def can_roll_back(self) -> bool:
         """Whether cached tokens can be removed from the end; recurrent and hybrid models cannot."""
         lib = native().lib
