@@ -83,6 +83,7 @@ def _model_document(choice: SetChoice) -> dict[str, Any]:
             "description": loaded.model.description,
             "kv_type": loaded.context.settings.kv_type.name,
             "can_roll_back": loaded.model.can_roll_back,
+            "setting": loaded.setting.document(),
             "one_token_pass_ms": cost.verify_ms(1, 0),
             "pass_cost_by_tokens": [round(ms / cost.verify_ms(1, 0), 2) for ms in cost.curve(0, 16)],
             "exactness": exactness_document(report),
@@ -123,7 +124,7 @@ def _print(report: dict[str, Any]) -> None:
     else:
         rows += [
             ("Model", f"{model['description']} ({model['path']})"),
-            ("KV cache", model["kv_type"]),
+            ("Drafting", model["setting"]["badge"]),
             ("One-token pass", f"{model['one_token_pass_ms']:.1f} ms"),
             ("Cost of 1–16 tokens", " ".join(f"{cost:g}" for cost in model["pass_cost_by_tokens"])),
             ("Exactness", model["exactness"]["summary"]),

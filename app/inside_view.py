@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from app.jobs import JobState, Progressed
+from app.jobs import JobState, Progressed, Verify
 from app.plots import Line, line_chart
 from app.run import RunSnapshot
 from app.trace import TracedBranch, TracedStep
@@ -136,6 +136,25 @@ def exactness(report: ExactnessReport | None, check: Progressed | None) -> str:
     return _card("Exactness", body, "exactness-card")
 
 
+def verification(job: Verify | None) -> str:
+    """What came of comparing answers, or how far it has come."""
+    seen = job.peek() if job is not None else None
+    body = (
+        "<p>Answers a few prompts with and without drafts, the most probable tokens and sampled ones, and compares "
+        "them token by token.</p>"
+    )
+    if seen is not None and seen.state in (JobState.WAITING, JobState.RUNNING):
+        body = progress(seen)
+    elif seen is not None and seen.state is JobState.FAILED:
+        body += f'<div class="q-alert" role="alert">{escape(seen.error)}</div>'
+    elif job is not None:
+        mark = {True: "✓ ", False: "✗ ", None: ""}[job.is_identical]
+        stopped = "<p>It was stopped before its end.</p>" if seen and seen.state is JobState.CANCELLED else ""
+        verdict, *more = job.outcome or ("Nothing was compared.",)
+        body = f"<p><b>{mark}{escape(verdict)}</b></p>{stopped}{''.join(f'<p>{escape(line)}</p>' for line in more)}"
+    return _card("Losslessness", body, "verification-card")
+
+
 def machine(insight: Insight | None, devices: Sequence[Device]) -> str:
     """Devices and threads."""
     rows = [
@@ -152,6 +171,7 @@ def machine(insight: Insight | None, devices: Sequence[Device]) -> str:
             ("Threads", str(insight.threads)),
             ("Layers on a GPU", layers if len(devices) > 1 else "no GPU in use"),
             ("Cache", f"{insight.kv_type}, {insight.context_tokens:,} tokens"),
+            ("Drafting", insight.exactness),
         ]
     body = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
     return _card("This machine", f'<table class="q-table"><tbody>{body}</tbody></table>', "machine-card")

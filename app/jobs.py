@@ -134,3 +134,14 @@ class Unload(Job):
 
 class Check(ReportingJob):
     """Measuring how exact the loaded set is."""
+
+
+class Verify(ReportingJob):
+    """Answering the same prompts with and without drafts, and comparing every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcome: tuple[str, ...] = ()
+        """Sentences, the verdict first; also of a run that was stopped."""
+        self.is_identical: bool | None = None
+        """None while nothing was compared."""

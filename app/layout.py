@@ -67,6 +67,9 @@ class Layout:
     inside: gr.HTML
     exactness: gr.HTML
     check: gr.Button
+    verification: gr.HTML
+    verify: gr.Button
+    stop_verifying: gr.Button
     trace: gr.HTML
 
 
@@ -169,6 +172,17 @@ def _inside_tab() -> dict[str, Any]:
         with gr.Column(scale=1, min_width=320):
             exactness = gr.HTML(elem_id="exactness", apply_default_css=False)
             check = gr.Button("Check now", size="sm", elem_id="check-exactness")
+            verification = gr.HTML(elem_id="verification", apply_default_css=False)
+            verify = gr.Button("Verify now", size="sm", elem_id="verify-lossless")
+            stop_verifying = gr.Button("Stop it", variant="stop", size="sm", visible=False, elem_id="stop-verifying")
         with gr.Column(scale=1, min_width=320):
             trace = gr.HTML(elem_id="trace", apply_default_css=False)
-    return {"inside": inside, "exactness": exactness, "check": check, "trace": trace}
+    return {
+        "inside": inside,
+        "exactness": exactness,
+        "check": check,
+        "verification": verification,
+        "verify": verify,
+        "stop_verifying": stop_verifying,
+        "trace": trace,
+    }

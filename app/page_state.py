@@ -44,6 +44,8 @@ class PageState:
     exactness: str
     trace: str
     is_checking: bool
+    verification: str
+    is_verifying: bool
     comparing: str
     is_comparing: bool
     errand: str
@@ -56,6 +58,7 @@ class PageState:
             not self.is_answering
             and not self.is_loading
             and not self.is_checking
+            and not self.is_verifying
             and not self.is_comparing
             and not self.is_on_errand
         )
@@ -108,6 +111,7 @@ class PageWatch:
         limit = loaded.context_tokens if loaded else 0
         is_loading = load is not None and not load.is_over
         check = service.last_check
+        verification = service.last_verification
         errand = service.errands.last
         comparison = service.last_comparison
         return PageState(
@@ -129,6 +133,8 @@ class PageWatch:
             exactness=inside_view.exactness(service.exactness, check.peek() if check else None),
             trace=inside_view.WRITING if running else self._last_steps(),
             is_checking=check is not None and not check.is_over,
+            verification=inside_view.verification(verification),
+            is_verifying=verification is not None and not verification.is_over,
             comparing=compare_view.progress(comparison.peek_comparison() if comparison else None),
             is_comparing=comparison is not None and not comparison.is_over,
             errand=models_view.errand(errand),

@@ -15,7 +15,7 @@ from collections import deque
 from app.comparison import Comparison, ComparisonRequest
 from app.conversations import Conversations
 from app.errands import Errands
-from app.jobs import Check, Job, JobState, Load, Preparation, Unload
+from app.jobs import Check, Job, JobState, Load, Preparation, Unload, Verify
 from app.run import GRACE_S, Clock, Run
 from app.trace import TracedStep
 from app.worker import LoadedFacts, NotReady, Worker
@@ -44,6 +44,7 @@ class Service:
         self._runs: dict[str, Run] = {}
         self._load: Load | None = None
         self._check: Check | None = None
+        self._verify: Verify | None = None
         self._comparison: Comparison | None = None
         self.errands = Errands()
         self._is_closed = False
@@ -77,6 +78,11 @@ class Service:
     def last_check(self) -> Check | None:
         """The latest check that was asked for."""
         return self._check
+
+    @property
+    def last_verification(self) -> Verify | None:
+        """The latest verification that was asked for."""
+        return self._verify
 
     @property
     def last_comparison(self) -> Comparison | None:
@@ -178,6 +184,14 @@ class Service:
                 self._check = Check()
                 self._enqueue(self._check)
             return self._check
+
+    def verify(self) -> Verify:
+        """Compare drafted answers of the loaded set with plain ones, when the running answer is done."""
+        with self._wake:
+            if self._verify is None or self._verify.is_over:
+                self._verify = Verify()
+                self._enqueue(self._verify)
+            return self._verify
 
     def compare(self, request: ComparisonRequest) -> Comparison:
         """Compare drafter sets on the loaded target, when what was asked before is done.
@@ -307,6 +321,9 @@ class Service:
                 self._worker.close()
             elif isinstance(job, Check):
                 self._worker.check(job)
+            elif isinstance(job, Verify):
+                self._worker.verify(job)
+                state = JobState.CANCELLED if job.cancelled.is_set() else JobState.DONE
             elif isinstance(job, Run):
                 state = self._worker.answer(job)
             job.finish(state)

@@ -128,6 +128,8 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     followed(command(layout.retry.click, handlers.ask_again, asking, layout.notice))
     followed(command(layout.resume.click, handlers.go_on, asking, layout.notice))
     followed(command(layout.check.click, handlers.check, None, layout.notice))
+    followed(command(layout.verify.click, handlers.verify, None, layout.notice))
+    command(layout.stop_verifying.click, handlers.stop_verifying, None, None)
     command(layout.stop.click, handlers.stop, layout.conversation, None)
 
     for asked in (
@@ -247,6 +249,9 @@ class _Handlers:
             layout.welcome,
             layout.inside,
             layout.exactness,
+            layout.verification,
+            layout.verify,
+            layout.stop_verifying,
             layout.trace,
             layout.chats.entries,
             layout.compare.progress,
@@ -473,6 +478,14 @@ class _Handlers:
     def check(self) -> str:
         return _attempt(self._service.check)
 
+    def verify(self) -> str:
+        return _attempt(self._service.verify)
+
+    def stop_verifying(self) -> None:
+        verification = self._service.last_verification
+        if verification is not None:
+            verification.cancel()
+
     def load_starter(self) -> str:
         return self._load(lambda: replace(self._base, target=STARTER_NAME))
 
@@ -544,6 +557,9 @@ def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
         gr.update(visible=state.is_empty_handed),
         state.inside,
         state.exactness,
+        state.verification,
+        gr.update(visible=not state.is_verifying),
+        gr.update(visible=state.is_verifying),
         state.trace,
         list_update(state.entries, conversation_id),
         state.comparing,

@@ -115,9 +115,10 @@ def status(facts: LoadedFacts | None, load: Progressed | None) -> str:
         parts.append(alert(load.error.rstrip(".") + kept))
     if facts is not None:
         drafters = ", ".join(facts.drafters) or "no drafters"
+        exactness = f" · {escape(facts.exactness)}" if facts.exactness else ""
         parts.append(
             f'<p class="q-loaded"><b>{escape(facts.name)}</b> <span>with {escape(drafters)} · '
-            f"context {facts.context_tokens:,} tokens</span></p>"
+            f"context {facts.context_tokens:,} tokens{exactness}</span></p>"
         )
     elif not is_loading:
         stopped = "Loading was stopped. " if load is not None and load.state is JobState.CANCELLED else ""

@@ -8,13 +8,16 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.bench.prompts import read_prompts
+from app.bench.rounds import prompt_tokens
 from app.comparison import Comparison
 from app.conversations import Conversations
-from app.jobs import Check, JobState, Load, PhaseReport
+from app.jobs import Check, JobState, Load, PhaseReport, Verify
 from app.run import Run, RunSnapshot
 from app.sessions import SessionPool
 from app.trace import TracedStep, traced
-from engine.config import SetConfig
+from app.verification import samplings, sentences, speculations, spread, verify
+from engine.config import SetConfig, Speculation
 from engine.errors import IncompatibleDrafter, QuorumError
 from engine.exactness import ExactnessReport, probe
 from engine.insight import Insight, insight
@@ -27,6 +30,8 @@ from models.gguf_file import read_header
 from models.pairing import explain
 
 INSIGHT_INTERVAL_S = 1.0
+VERIFIED_PROMPTS = 4
+VERIFIED_TOKENS = 48
 
 
 class NotReady(QuorumError):
@@ -42,6 +47,8 @@ class LoadedFacts:
     drafters: tuple[str, ...]
     has_thinking_switch: bool = False
     """Whether the model can be told to think first, or not to."""
+    exactness: str = ""
+    """How exact drafting is with it, in a clause."""
 
     @property
     def name(self) -> str:
@@ -135,6 +142,24 @@ class Worker:
 
         self.exactness = probe(self._loaded.context, is_thorough=True, progress=report)
 
+    def verify(self, job: Verify) -> None:
+        """Answer shipped prompts with and without drafts, and compare.
+
+        Raises:
+            QuorumError: no set is loaded, or llama.cpp refused a pass.
+        """
+        if self._loaded is None or self._sessions is None:
+            raise NotReady("no model is loaded; choose one and load it, then verify it")
+        loaded = self._loaded
+        room = loaded.context.context_tokens - VERIFIED_TOKENS
+        fitting = [prompt for prompt in read_prompts() if len(prompt_tokens(loaded, prompt)) <= room]
+        ways = speculations(Speculation())
+        prompts = spread(fitting, VERIFIED_PROMPTS)
+        found = verify(loaded, prompts, samplings(), ways, VERIFIED_TOKENS, job.report, job.cancelled)
+        job.outcome = tuple(sentences(loaded, found))
+        job.is_identical = not found.divergences if found.comparisons else None
+        self._has_learnt = True
+
     def compare(self, job: Comparison) -> None:
         """Compare drafter sets on the loaded target; the loaded set is put away for it, and loaded again.
 
@@ -179,6 +204,7 @@ class Worker:
             self._loaded.context.context_tokens,
             self._loaded.panel.names,
             self._loaded.template.has_thinking_switch,
+            self._loaded.setting.badge,
         )
 
     def _go_back(self, config: SetConfig, report: PhaseReport, error: Exception) -> None:

@@ -40,6 +40,8 @@ class Insight:
     used_tokens: int
     """The context length that the figures are for."""
     can_roll_back: bool
+    exactness: str
+    """How exact drafting is, in a clause."""
     pass_ms: tuple[float, ...]
     """Target passes of 1, 2, … tokens."""
     overhead_ms: float
@@ -80,6 +82,7 @@ def insight(
         context_tokens=loaded.context.context_tokens,
         used_tokens=used_tokens,
         can_roll_back=loaded.model.can_roll_back,
+        exactness=loaded.setting.badge,
         pass_ms=learning.cost.curve(used_tokens, LONGEST_DRAFT + 1),
         overhead_ms=learning.cost.overhead_ms,
         draft_ms={name: learning.cost.draft_ms((name,)) for name in models},

@@ -27,6 +27,9 @@ GPU_CANDIDATES = (KvType.F16,)
 PROBED_CONTEXT_TOKENS = 768
 STORE_VERSION = 1
 
+SAME_DISTRIBUTION = "same distribution, not the same tokens"
+"""What residual acceptance promises."""
+
 SettingProgress = Callable[[float], None]
 
 
@@ -49,6 +52,10 @@ class Setting:
         if self.pass_sizes is None:
             return tokens
         return max((size for size in self.pass_sizes if size <= tokens), default=1)
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "kv_type": self.kv_type.name, "badge": self.badge}
 
     @property
     def badge(self) -> str:
@@ -91,7 +98,7 @@ def choose_setting(
     if known is not None:
         return known
     setting = _measured(model, config, settings, report, cancel)
-    store.put(key, {**asdict(setting), "kv_type": setting.kv_type.name})
+    store.put(key, setting.document())
     return setting
 
 

@@ -53,8 +53,12 @@ def models_document(target: Path, drafters: Sequence[str], report: Callable[[Pro
 
 
 def kv_document(loaded: LoadedSet) -> dict[str, str]:
-    """Number formats of the caches."""
-    return {"target": loaded.context.settings.kv_type.name, "drafters": DRAFTER_KV_TYPE.name}
+    """Number formats of the caches, and how exact drafting is with them."""
+    return {
+        "target": loaded.context.settings.kv_type.name,
+        "drafters": DRAFTER_KV_TYPE.name,
+        "exactness": loaded.setting.badge,
+    }
 
 
 def _model(path: Path, report: Callable[[Progress], None]) -> dict[str, Any]:

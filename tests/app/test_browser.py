@@ -477,6 +477,13 @@ def test_inside_shows_costs_exactness_and_a_trace(page: Page) -> None:
     expect(page.locator("#trace .q-step").first).to_be_visible()
     page.locator("#check-exactness").click()
     expect(page.locator("#exactness-card")).to_contain_text("bit-equal in every batch size probed", ignore_case=True)
+    expect(page.locator("#machine-card")).to_contain_text("exact: ")
+    expect(page.locator("#status")).to_contain_text("exact: ")
+    page.locator("#verify-lossless").click()
+    expect(page.locator("#verification-card .q-progress")).to_be_visible()
+    page.locator("#stop-verifying").click()
+    expect(page.locator("#verification-card")).to_contain_text("stopped before its end")
+    expect(page.locator("#verify-lossless")).to_be_visible()
     with page.expect_download() as download:
         page.locator("#trace a").click()
     assert download.value.suggested_filename == "quorum-trace.json"

@@ -365,6 +365,27 @@ def test_the_set_can_be_looked_into_and_checked(loaded: Service) -> None:
     assert report.is_exact
 
 
+def test_answers_are_verified_as_a_job_that_can_be_stopped(loaded: Service) -> None:
+    assert loaded.last_verification is None
+    stopped = loaded.verify()
+    assert loaded.verify() is stopped, "one at a time"
+    while stopped.peek().state in (JobState.WAITING, JobState.RUNNING) and stopped.peek().share < 0.1:
+        time.sleep(0.01)
+    stopped.cancel()
+    finished(stopped)
+    assert stopped.peek().state is JobState.CANCELLED
+    assert stopped.is_identical is True, "what was compared until then was"
+    phases = set()
+    job = loaded.verify()
+    while not job.is_over:
+        phases.add(job.peek().phase)
+        time.sleep(0.01)
+    assert (job.peek().state, job.is_identical) == (JobState.DONE, True)
+    assert job.outcome[0] == "Identical: 24 drafted answers are the plain ones, token for token."
+    assert {phase.rpartition(" ")[2] for phase in phases} >= {"plainly", "fixed:3"}
+    assert finished(ask(loaded, SHORT, 6)).peek().state is JobState.DONE
+
+
 def test_nothing_outlives_close(set_config: SetConfig) -> None:
     threads = set(threading.enumerate())
     service = Service(Conversations())

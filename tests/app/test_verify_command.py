@@ -10,7 +10,8 @@ import pytest
 
 from app.bench.prompts import Prompt, read_prompts
 from app.cli import main
-from app.verify_command import EXIT_DIVERGED, spread
+from app.verification import after_earlier_turns, spread
+from app.verify_command import EXIT_DIVERGED
 from engine.runtime.context import Context
 from engine.runtime.sampler import Sampler
 
@@ -83,3 +84,47 @@ def test_prompts_are_taken_from_all_over_the_file() -> None:
     assert spread(known, 10_000) == known
     one = (Prompt("a", "b", known[0].messages),)
     assert spread(one, 3) == one
+
+
+def test_questions_come_after_earlier_turns_by_turns() -> None:
+    known = read_prompts()
+
+    def length(prompt: Prompt) -> int:
+        return sum(len(message.content.split()) for message in prompt.messages)
+
+    longer = after_earlier_turns(known[:6], known, (0, 90, 400), length)
+    for place, (before, after) in enumerate(zip(known[:6], longer, strict=True)):
+        assert after.messages[-len(before.messages) :] == before.messages
+        assert (after.id, after.category) == (before.id, before.category)
+        assert (after.messages == before.messages) is (place % 3 == 0)
+        assert length(after) >= (0, 90, 400)[place % 3]
+        roles = [message.role for message in after.messages]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+        assert before.messages[-1] not in after.messages[:-1]
+    assert longer[1].messages[0] != longer[2].messages[0] != longer[4].messages[0]
+
+
+def test_long_conversations_are_verified(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"id": "rivers", "category": "list", "prompt": "Name three rivers, and write about each of them. " * 12}
+    prompts.write_text(prompts.read_text() + "\n" + json.dumps(more), encoding="utf-8")
+    given = [
+        *QUICK,
+        "--prompts",
+        str(prompts),
+        "--max-tokens",
+        "12",
+        "--policy",
+        "fixed:3",
+        "--after",
+        "600,0",
+        "--json",
+    ]
+    digests = set()
+    for _ in range(2):
+        assert main(given) == 0
+        document = json.loads(capsys.readouterr().out)
+        digests.add(document["plain_digest"])
+    assert len(digests) == 1
+    assert document["longest_position"] > 600
+    assert sorted({one["prompt_tokens"] > 600 for one in document["comparisons"]}) == [False, True]
+    assert document["exactness"]["badge"].startswith(("exact", "no batch", "not compared"))
