@@ -13,11 +13,12 @@ from typing import Any
 from app.choices import preparation
 from app.options import add_sampling_options, generation_settings, set_choice
 from app.terminal import EXIT_INTERRUPTED, ProgressLine, interrupt_event
-from engine.config import GenerationSettings
+from engine.config import Acceptance, GenerationSettings
 from engine.errors import PromptError
 from engine.loader import LoadedSet
 from engine.runtime.template import Message
 from engine.session import Session
+from engine.setting import SAME_DISTRIBUTION
 from engine.types import EmittedToken, Finished, FinishReason, Metrics, PrefillProgress, StepDone
 
 
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         finished = _stream(session, messages, settings, cancel, progress, emitted, prints_text=not args.json)
         loaded.save_costs()
     if args.json:
-        result = document(finished)
+        result = {**document(finished), "exactness": exactness_document(loaded, settings)}
         if args.logprobs is not None:
             result["log_probabilities"] = [
                 dataclasses.asdict(token.log_probabilities)
@@ -126,6 +127,14 @@ def document(finished: Finished) -> dict[str, Any]:
         "metrics": metrics_document(finished.metrics),
         "speculation": dataclasses.asdict(finished.state),
     }
+
+
+def exactness_document(loaded: LoadedSet, settings: GenerationSettings) -> dict[str, Any]:
+    """How exact the answer is, as plain data."""
+    exactness = loaded.setting.document()
+    if settings.speculation.acceptance is Acceptance.RESIDUAL and settings.sampling.can_be_drawn:
+        exactness["badge"] = SAME_DISTRIBUTION
+    return exactness
 
 
 def metrics_document(metrics: Metrics) -> dict[str, Any]:

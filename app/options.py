@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.choices import SetChoice
 from engine.config import (
+    Acceptance,
     Exactness,
     GenerationSettings,
     KvType,
@@ -74,6 +75,11 @@ def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
     speculation.add_argument(
         "--shape", choices=[shape.value for shape in Shape], help="auto (default): token trees where they pay, or chain"
     )
+    speculation.add_argument(
+        "--acceptance",
+        choices=[way.value for way in Acceptance],
+        help="match (default): the very tokens; residual: draft models draw, and only the distribution is kept",
+    )
     speculation.add_argument("--look-ahead", choices=[way.value for way in LookAhead], help="auto (default), on or off")
     speculation.add_argument(
         "--exactness",
@@ -133,6 +139,7 @@ def speculation(args: argparse.Namespace) -> Speculation:
         vote=VoteMode(args.vote or VoteMode.TREE.value),
         look_ahead=LookAhead(args.look_ahead or LookAhead.AUTO.value),
         shape=Shape(args.shape or Shape.AUTO.value),
+        acceptance=Acceptance(args.acceptance or Acceptance.MATCH.value),
     )
 
 

@@ -55,6 +55,15 @@ class Exactness(str, Enum):
     FAST = "fast"
 
 
+class Acceptance(str, Enum):
+    """How drafts are judged."""
+
+    MATCH = "match"
+    """A draft token stands while it is the target's own choice: the same tokens as without drafts."""
+    RESIDUAL = "residual"
+    """Drafters draw, and acceptance keeps the answer's distribution: more tokens stand, and they are others."""
+
+
 class PolicyKind(str, Enum):
     """The rule that chooses the speculation length."""
 
@@ -151,6 +160,11 @@ class Sampling:
         return self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @property
+    def can_be_drawn(self) -> bool:
+        """Whether a token is drawn from a distribution that depends on the logits of its place alone."""
+        return self.temperature > 0 and not (self.has_penalties or self.logit_bias or self.grammar)
+
+    @property
     def is_argmax(self) -> bool:
         """Whether the choice is the most probable token as it stands."""
         return self.temperature == 0 and not (self.has_penalties or self.logit_bias or self.grammar)
@@ -165,6 +179,7 @@ class Speculation:
     vote: VoteMode = VoteMode.TREE
     look_ahead: LookAhead = LookAhead.AUTO
     shape: Shape = Shape.AUTO
+    acceptance: Acceptance = Acceptance.MATCH
 
 
 @dataclass(frozen=True, slots=True)

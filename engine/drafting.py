@@ -10,11 +10,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from engine.config import VoteMode
+import numpy as np
+
+from engine.config import Acceptance, Sampling, VoteMode
 from engine.cost import CostModel
-from engine.drafters.base import Drafter, DraftRequest, KeepDrafting, Score, always
+from engine.drafters.base import Drafter, DraftRequest, Drawing, KeepDrafting, Score, always
 from engine.errors import QuorumError
+from engine.residual import Generator
+from engine.runtime.sampler import Sampler
 from engine.types import Draft, VotedDraft
+from engine.verify.sampled import Drawn, trunk_of
 from engine.vote import vote
 
 MEASURED_READ_TOKENS = 64
@@ -36,6 +41,8 @@ class Ballot:
     vote_ms: float
     drafts: Sequence[Draft] = ()
     """What was voted on, where whole drafts were."""
+    drawn: Drawn | None = None
+    """The drafts, where their tokens were drawn and are to be judged as such."""
 
 
 @dataclass(slots=True)
@@ -248,6 +255,46 @@ class DraftApart(Drafting):
         return Ballot(voted, proposals, draft_ms, (self._cost.clock() - drafted) * 1e3, drafts)
 
 
+class DraftByDrawing:
+    """Every model drafter draws a chain from its own distribution; nothing is voted on."""
+
+    def __init__(self, panel: Panel, cost: CostModel, sampling: Sampling, vocabulary_size: int, seed: int) -> None:
+        """Args:
+        sampling: The target's.
+        vocabulary_size: The target's.
+        seed: Of the answer.
+        """
+        self._panel = panel
+        self._cost = cost
+        self._sampling = sampling
+        self._vocabulary_size = vocabulary_size
+        self._seeds = np.random.SeedSequence([seed, len(panel.names)])
+
+    def draft(self, names: Sequence[str], length: int, keep: KeepFor, cancel: threading.Event) -> Ballot:
+        """As `Drafting.draft`; the ballot has what was drawn, or nothing where no drafter could."""
+        started = self._cost.clock()
+        drafters = self._panel.named(names)
+        *seeds, own = self._seeds.spawn(len(drafters) + 1)
+        chances = {one.name: _chance(seed) for one, seed in zip(drafters, seeds, strict=True)}
+
+        def request(drafter: Drafter) -> DraftRequest:
+            drawing = Drawing(self._sampling, self._vocabulary_size, chances[drafter.name])
+            threads = self._panel.threads(drafter, len(drafters), self._cost)
+            return DraftRequest((), length, keep(drafter.name), cancel, threads, drawing)
+
+        drafts = [draft for draft in self._panel.ask(drafters, request) if draft.tokens]
+        draft_ms = (self._cost.clock() - started) * 1e3
+        self._cost.observe_draft(names, max((drafter.last_passes for drafter in drafters), default=0), draft_ms)
+        proposals = {draft.source: len(draft) for draft in drafts}
+        if not drafts:
+            return Ballot(VotedDraft(), proposals, draft_ms, 0.0)
+        return Ballot(trunk_of(drafts), proposals, draft_ms, 0.0, drafts, Drawn(tuple(drafts), _chance(own)))
+
+
+def _chance(seed: np.random.SeedSequence) -> Generator:
+    return Generator(np.random.default_rng(seed))
+
+
 class DraftTogether(Drafting):
     """Lock-step: all drafters propose one token, the vote picks it, and all go on from there."""
 
@@ -305,3 +352,10 @@ class DraftTogether(Drafting):
 def make_drafting(mode: VoteMode, panel: Panel, cost: CostModel) -> Drafting:
     """The drafting that a vote mode names."""
     return DraftTogether(panel, cost) if mode is VoteMode.COLLECTIVE else DraftApart(panel, cost)
+
+
+def make_drawing(acceptance: Acceptance, panel: Panel, cost: CostModel, sampler: Sampler) -> DraftByDrawing | None:
+    """The drafting for residual acceptance; None where tokens are matched, be it because they cannot be drawn."""
+    if acceptance is Acceptance.MATCH or sampler.distribution is None:
+        return None
+    return DraftByDrawing(panel, cost, sampler.sampling, sampler.vocabulary_size, sampler.seed)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.branches import side_branches
 from engine.config import MAX_DRAFT_TOKENS, Speculation
 from engine.drafters.base import Score
-from engine.drafting import Ballot, LookAheadRun, Panel, make_drafting
+from engine.drafting import Ballot, LookAheadRun, Panel, make_drafting, make_drawing
 from engine.learning import Learning
 from engine.length import LONGEST_DRAFT
 from engine.metrics import Ledger, Pace
@@ -30,8 +30,8 @@ from engine.types import (
     StepTimes,
     TokenTree,
     Verdict,
-    VotedDraft,
 )
+from engine.verify.sampled import Drawn, tree_of
 from engine.verify.tree import Candidate, Verification, verify
 from engine.vote import vote
 
@@ -88,6 +88,7 @@ class Pipeline:
         self._planner = learning.planner(speculation)
         self._weights = learning.weights(speculation.weights)
         self._drafting = make_drafting(speculation.vote, panel, learning.cost)
+        self._drawing = make_drawing(speculation.acceptance, panel, learning.cost, sampler)
         self._end_tokens = context.model.vocabulary.end_tokens
         self._can_roll_back = context.model.can_roll_back
         self._setting = learning.setting
@@ -124,10 +125,10 @@ class Pipeline:
             return None
         drafted = clock()
         branches = self._branches(ballot, room)
-        sent = self._cut(ballot.voted, branches, room, plan)
-        ahead = self._start_look_ahead(plan, sent)
+        sent = self._cut(ballot, branches, room, plan)
+        ahead = self._start_look_ahead(plan, sent) if self._drawing is None else None
         trimmed = clock()
-        verification = self._verify(sent, ahead)
+        verification = self._verify(sent, ahead, ballot.drawn)
         verified = clock()
         look_ahead = self._judge_look_ahead(ahead, sent, verification.verdicts[0])
         judged = clock()
@@ -172,10 +173,14 @@ class Pipeline:
         def keep(name: str):  # type: ignore[no-untyped-def]
             return self._rule.keep_drafting(name, plan.drafters, len(self._tokens), plan.pace)
 
+        if self._drawing is not None and plan.drafters and plan.length:
+            return self._drawing.draft(plan.drafters, plan.length, keep, cancel)
         return self._drafting.draft(plan.drafters, plan.length, hint, self._weights.current, keep, cancel)
 
     def _branches(self, ballot: Ballot, room: int) -> tuple[Branch, ...]:
         """Side branches that the drafts offer, to send or to learn from, where trees are allowed."""
+        if ballot.drawn is not None:
+            return ()
         free_cells = self._context.context_tokens - len(self._tokens) - self._context.parked_tokens
         if not self._may_branch or free_cells < 2 * MAX_DRAFT_TOKENS:
             return ()
@@ -185,8 +190,13 @@ class Pipeline:
             if branch.fork < room
         )
 
-    def _cut(self, voted: VotedDraft, branches: Sequence[Branch], room: int, plan: Plan) -> TokenTree:
-        voted = voted.trimmed(min(room, self._sampler.allowed_length(voted.tokens)))
+    def _cut(self, ballot: Ballot, branches: Sequence[Branch], room: int, plan: Plan) -> TokenTree:
+        if ballot.drawn is not None:
+            # Cut by what its tokens are it would not be drawn any more.
+            free_cells = self._context.context_tokens - len(self._tokens) - self._context.parked_tokens
+            may_branch = self._setting.pass_sizes is None and free_cells >= 2 * MAX_DRAFT_TOKENS
+            return tree_of(ballot.drawn.drafts, min(MOST_BRANCHES, self._context.spare_sequences) * may_branch)
+        voted = ballot.voted.trimmed(min(room, self._sampler.allowed_length(ballot.voted.tokens)))
         branches = [branch for branch in branches if branch.fork < len(voted)]
         most = min(MOST_BRANCHES, self._context.spare_sequences) if branches and plan.branches else 0
         tree = self._rule.cut(voted, branches, most, len(self._tokens), plan.pace)
@@ -198,9 +208,11 @@ class Pipeline:
             return None
         return self._panel.start_look_ahead(plan.drafters, sent.trunk.tokens, LONGEST_DRAFT + 1, self._learning.cost)
 
-    def _verify(self, sent: TokenTree, ahead: LookAheadRun | None) -> Verification:
+    def _verify(self, sent: TokenTree, ahead: LookAheadRun | None, drawn: Drawn | None) -> Verification:
         try:
-            candidate = Candidate(self._sequence, self._tokens[-1], sent.trunk.tokens, self._sampler, sent.branches)
+            candidate = Candidate(
+                self._sequence, self._tokens[-1], sent.trunk.tokens, self._sampler, sent.branches, drawn
+            )
             return verify(self._context, [candidate], self._learning.cost.clock)
         except BaseException:
             if ahead is not None:

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
+
 
 class Provenance(str, Enum):
     """Where an emitted token came from."""
@@ -55,6 +58,8 @@ class Draft:
     """Entropy in nats of the distribution the last token was taken from; zero where there is none."""
     seconds: tuple[tuple[int, float], ...] = ()
     """Each position's second choice and its probability, where the drafter knows one; shape of `tokens`, or empty."""
+    rows: tuple[npt.NDArray[np.float64], ...] = field(default=(), compare=False, repr=False)
+    """Where tokens were drawn, the distribution over the target's vocabulary that each was drawn from."""
 
     def __post_init__(self) -> None:
         if len(self.probabilities) != len(self.tokens):

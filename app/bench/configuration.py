@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
-from engine.config import Exactness, LookAhead, Policy, PolicyKind, Shape, Speculation, VoteMode, WeightRule
+from engine.config import Acceptance, Exactness, LookAhead, Policy, PolicyKind, Shape, Speculation, VoteMode, WeightRule
 from engine.errors import SettingError
 
-KEYS = ("weights", "vote", "look-ahead", "shape", "exactness", "drafters")
+KEYS = ("weights", "vote", "look-ahead", "shape", "acceptance", "exactness", "drafters")
 
 Choice = TypeVar("Choice", bound=Enum)
 
@@ -45,6 +45,8 @@ class Configuration:
                 parts.append(f"look-ahead={self.speculation.look_ahead.value}")
             if self.speculation.shape is not default.shape:
                 parts.append(f"shape={self.speculation.shape.value}")
+            if self.speculation.acceptance is not default.acceptance:
+                parts.append(f"acceptance={self.speculation.acceptance.value}")
         if self.exactness is not Exactness.EXACT:
             parts.append(f"exactness={self.exactness.value}")
         if self.drafters is not None and not self.is_plain:
@@ -96,6 +98,8 @@ def _with(configuration: Configuration, key: str, value: str) -> Configuration:
         speculation = replace(speculation, look_ahead=_choice(LookAhead, key, value))
     elif key == "shape":
         speculation = replace(speculation, shape=_choice(Shape, key, value))
+    elif key == "acceptance":
+        speculation = replace(speculation, acceptance=_choice(Acceptance, key, value))
     elif key == "exactness":
         return replace(configuration, exactness=_choice(Exactness, key, value))
     elif key == "drafters":

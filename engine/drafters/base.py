@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from engine.config import Sampling
+from engine.residual import Chance
 from engine.types import Draft
 
 KeepDrafting = Callable[[Sequence[float], float], bool]
@@ -17,6 +19,16 @@ KeepDrafting = Callable[[Sequence[float], float], bool]
 def always(_probabilities: Sequence[float], _entropy: float) -> bool:
     """Draft on until the limit."""
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Drawing from a drafter's distribution, under the target's own sampling."""
+
+    sampling: Sampling
+    vocabulary_size: int
+    """The target's."""
+    chance: Chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,8 @@ class DraftRequest:
     """Set to end the draft after the token in hand."""
     threads: int | None = None
     """Processor threads to use, for drafters that compute; None for as many as the drafter was given."""
+    drawing: Drawing | None = None
+    """How tokens are drawn, by drafters that know distributions; None to take the most probable ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.config import MAX_DRAFT_TOKENS, KvType, ModelPlacement
-from engine.drafters.base import Drafter, DraftRequest, Score
+from engine.config import MAX_DRAFT_TOKENS, KvType, ModelPlacement, Sampling
+from engine.drafters.base import Drafter, DraftRequest, Drawing, Score
 from engine.errors import IncompatibleDrafter
 from engine.memory import cache_in_memory, check_memory
 from engine.prefix import shared_prefix
+from engine.residual import Row
 from engine.runtime.context import Context, ContextSettings, PassCancelled, Run
 from engine.runtime.model import LoadProgress, Model
+from engine.runtime.sampler import Distribution
 from engine.runtime.vocabulary import Vocabulary, check_compatible
 from engine.types import Draft
 
@@ -92,6 +94,7 @@ class ModelDrafter(Drafter):
         self._scored = 0
         self._score = Score()
         self._passes = 0
+        self._distribution: tuple[Sampling, Distribution] | None = None
 
     @classmethod
     def load(
@@ -193,6 +196,7 @@ class ModelDrafter(Drafter):
         self._executor.submit(self._check_mirrors).result()
 
     def close(self) -> None:
+        self._drop_distribution()
         self._executor.submit(self.model.close).result()
         self._executor.shutdown()
 
@@ -203,12 +207,46 @@ class ModelDrafter(Drafter):
         self._context.set_threads(request.threads or self.threads)
         goal = [*self._committed, *request.path]
         self._settle_branch(goal)
+        if request.drawing is not None:
+            # A row of logits is not kept, so the last token is read once more.
+            self._truncate(self._mirror, min(len(self._mirror.tokens), self._match(self._mirror, goal), len(goal) - 1))
         try:
             if not self._read(self._mirror, goal, len(goal), request.cancel):
                 return Draft(self.name)
         finally:
             self._learn_score()
+        if request.drawing is not None:
+            return self._draw(self._mirror, request, request.drawing)
         return self._continue(self._mirror, len(goal), request)
+
+    def _draw(self, mirror: Mirror, request: DraftRequest, drawing: Drawing) -> Draft:
+        """Draw tokens after all that the mirror holds, whose last token was read in the last pass."""
+        if self._distribution is None or self._distribution[0] != drawing.sampling:
+            self._drop_distribution()
+            self._distribution = (drawing.sampling, Distribution(drawing.sampling, drawing.vocabulary_size))
+        tokens: list[int] = []
+        rows: list[Row] = []
+        probabilities: list[float] = []
+        while True:
+            prediction = mirror.predictions[-1]
+            assert prediction is not None
+            row = self._distribution[1].row(self._context.logits()[-1])
+            tokens.append(drawing.chance.pick(row))
+            rows.append(row)
+            probabilities.append(float(row[tokens[-1]]))
+            if len(tokens) == request.max_tokens or request.cancel.is_set():
+                break
+            if not request.keep_drafting(probabilities, prediction.entropy):
+                break
+            if len(mirror.tokens) + 1 > self._context.context_tokens - 1 or tokens[-1] >= self.vocabulary_size:
+                break
+            self._feed(mirror, tokens[-1:], outputs=1, cancel=None)
+        return Draft(self.name, tuple(tokens), tuple(probabilities), rows=tuple(rows))
+
+    def _drop_distribution(self) -> None:
+        if self._distribution is not None:
+            self._distribution[1].close()
+            self._distribution = None
 
     def _look_ahead(self, request: DraftRequest) -> Draft:
         """Draft on a copy of the mirror, which the next `_draft` keeps if the verdict agrees with it."""

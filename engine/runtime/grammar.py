@@ -100,6 +100,15 @@ class Grammar:
 
 def apply(sampler: Any, candidates: Candidates) -> int:
     """Run a native sampler over candidates, which it may reorder; returns the place it selects, or -1."""
+    return int(_applied(sampler, candidates).selected)
+
+
+def left_by(sampler: Any, candidates: Candidates) -> Candidates:
+    """What a native sampler leaves of candidates; a view."""
+    return candidates[: int(_applied(sampler, candidates).size)]
+
+
+def _applied(sampler: Any, candidates: Candidates) -> Any:
     lib = native().lib
     array = lib.llama_token_data_array()
     array.data = ctypes.cast(candidates.ctypes.data, lib.llama_token_data_p)
@@ -107,4 +116,4 @@ def apply(sampler: Any, candidates: Candidates) -> int:
     array.selected = -1
     array.sorted = False
     lib.llama_sampler_apply(sampler, ctypes.byref(array))
-    return int(array.selected)
+    return array

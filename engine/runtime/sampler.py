@@ -7,21 +7,66 @@ same tokens with drafters on, off or changed.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine.config import Sampling
 from engine.errors import SettingError
+from engine.residual import Row
 from engine.runtime.api import native
 from engine.runtime.context import Context, FloatRows
-from engine.runtime.grammar import CANDIDATE, Grammar, apply
+from engine.runtime.grammar import CANDIDATE, Grammar, apply, left_by
 from engine.runtime.vocabulary import Vocabulary
 from engine.types import LogProbabilities
 
 SEED_LIMIT = 2**32 - 1
 """llama.cpp reads the largest 32-bit seed as "draw one"."""
+
+
+class Distribution:
+    """What a sampling draws from: a row of logits as probabilities. Used by one thread at a time."""
+
+    def __init__(self, sampling: Sampling, vocabulary_size: int) -> None:
+        """Args:
+        sampling: Without penalties and grammar, which depend on what was said before, at a temperature above zero.
+        vocabulary_size: Of the rows that are given out; what a model has beyond it is left out.
+        """
+        lib = native().lib
+        self._lib = lib
+        self._size = vocabulary_size
+        self._chain: Any = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        for sampler in _truncating(lib, sampling):
+            lib.llama_sampler_chain_add(self._chain, sampler)
+
+    def row(self, logits: FloatRows) -> Row:
+        """Probabilities by token."""
+        logits = logits[: self._size]
+        candidates = np.zeros(len(logits), CANDIDATE)
+        candidates["id"] = np.arange(len(logits), dtype=np.int32)
+        candidates["logit"] = logits
+        left = left_by(self._chain, candidates)
+        weights = np.exp(left["logit"].astype(np.float64) - float(left["logit"].max()))
+        row = np.zeros(self._size)
+        row[left["id"]] = weights / weights.sum()
+        return row
+
+    def close(self) -> None:
+        if self._chain:
+            self._lib.llama_sampler_free(self._chain)
+            self._chain = None
+
+
+def _truncating(lib: Any, sampling: Sampling) -> Iterator[Any]:
+    """The native samplers that make a distribution of logits, in their order; penalties apart."""
+    if sampling.top_k:
+        yield lib.llama_sampler_init_top_k(sampling.top_k)
+    if sampling.top_p < 1:
+        yield lib.llama_sampler_init_top_p(sampling.top_p, 1)
+    if sampling.min_p > 0:
+        yield lib.llama_sampler_init_min_p(sampling.min_p, 1)
+    yield lib.llama_sampler_init_temp(sampling.temperature)
 
 
 class Sampler:
@@ -46,9 +91,14 @@ class Sampler:
             SettingError: the grammar cannot be read, or a biased token does not exist.
         """
         self.seed = sampling.seed if sampling.seed is not None else secrets.randbelow(SEED_LIMIT)
+        self.sampling = sampling
+        self.vocabulary_size = vocabulary.size
         unknown = [token for token, _ in sampling.logit_bias if token >= vocabulary.size]
         if unknown:
             raise SettingError(f"token {unknown[0]} cannot be biased: the vocabulary has {vocabulary.size} tokens")
+        can_be_drawn = sampling.can_be_drawn and top_log_probabilities is None
+        self.distribution = Distribution(sampling, vocabulary.size) if can_be_drawn else None
+        """What is drawn from, where that depends on a row of logits alone."""
         self._top = top_log_probabilities
         self._log_probabilities: list[LogProbabilities] = []
         self._is_argmax = sampling.is_argmax
@@ -73,13 +123,8 @@ class Sampler:
         if sampling.temperature == 0:
             self._add(lib.llama_sampler_init_greedy())
         else:
-            if sampling.top_k:
-                self._add(lib.llama_sampler_init_top_k(sampling.top_k))
-            if sampling.top_p < 1:
-                self._add(lib.llama_sampler_init_top_p(sampling.top_p, 1))
-            if sampling.min_p > 0:
-                self._add(lib.llama_sampler_init_min_p(sampling.min_p, 1))
-            self._add(lib.llama_sampler_init_temp(sampling.temperature))
+            for sampler in _truncating(lib, sampling):
+                self._add(sampler)
             self._add(lib.llama_sampler_init_dist(self.seed))
         if sampling.has_penalties:
             for token in history[-sampling.penalty_last_tokens :] if sampling.penalty_last_tokens else ():
@@ -128,6 +173,8 @@ class Sampler:
         return taken
 
     def close(self) -> None:
+        if self.distribution is not None:
+            self.distribution.close()
         if self._chain:
             self._lib.llama_sampler_free(self._chain)
             self._chain = None

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from engine.runtime.context import Context, Run
 from engine.runtime.sampler import Sampler
-from engine.types import Branch, Verdict
+from engine.types import Branch, TokenTree, Verdict
+from engine.verify.sampled import Drawn, judge, trunk_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Candidate:
     """The tree's trunk."""
     sampler: Sampler
     branches: tuple[Branch, ...] = ()
+    drawn: Drawn | None = None
+    """What the tree was made of, where its tokens were drawn and are to be judged as such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,12 @@ def _runs(candidate: Candidate, copies: Sequence[int]) -> Iterator[Run]:
 
 def _judge(context: Context, candidate: Candidate, first_output: int) -> Verdict:
     """Follow the target's choices down the trunk, and down the branch that begins with what it chose instead."""
+    if candidate.drawn is not None:
+        distribution = candidate.sampler.distribution
+        assert distribution is not None, "what is judged as drawn is drawn by the target too"
+        logits = context.logits()
+        tree = TokenTree(trunk_of(candidate.drawn.drafts), candidate.branches)
+        return judge(lambda output: distribution.row(logits[first_output + output]), tree, candidate.drawn)
     accepted, final = candidate.sampler.match(context, candidate.draft, first_output)
     output = first_output + 1 + len(candidate.draft)
     for branch in candidate.branches:

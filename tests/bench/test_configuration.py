@@ -61,7 +61,7 @@ def test_the_baseline_shares_the_exactness() -> None:
     ("text", "fault"),
     [
         ("turbo", "unknown policy 'turbo'"),
-        ("auto,colour=red", "unknown key 'colour'.*weights, vote, look-ahead, shape, exactness, drafters"),
+        ("auto,colour=red", "unknown key 'colour'.*weights, vote, look-ahead, shape, acceptance, exactness, drafters"),
         ("auto,vote=secret", "vote must be one of tree, collective, found 'secret'"),
         ("auto,fixed:3,vote=tree", "'fixed:3' in .* is no key=value; separate configurations by ;"),
     ],
