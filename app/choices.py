@@ -36,6 +36,8 @@ class SetChoice:
     drafter_threads: tuple[tuple[str, int], ...] = ()
     """Drafters by name or path that have their own number of threads, not the target's."""
     exactness: Exactness = Exactness.EXACT
+    translates: bool = False
+    """Whether drafters of other vocabularies are allowed."""
     kv_type: KvType | None = None
     """Number format of the target's cache; None: what `exactness` asks for."""
 
@@ -61,6 +63,7 @@ class SetChoice:
             exactness=self.exactness,
             cost_file=cache_folder() / "costs.json",
             kv_type=self.kv_type,
+            translates=self.translates,
             drafter_placements=tuple(
                 (str(resolve(name)), replace(placement, gpu_layers=layers)) for name, layers in self.drafter_gpu_layers
             ),

@@ -68,6 +68,11 @@ def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
         choices=[kind.name.lower() for kind in KvType],
         help="number format of the target's cache; default: what is exact here; q8_0 takes half the memory",
     )
+    models.add_argument(
+        "--translate",
+        action="store_true",
+        help="allow drafters of other vocabularies: text goes between them and the target, at some cost",
+    )
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument("--policy", metavar="RULE", help="auto (default), minions, adaedl, fixed:N, off or plain")
     speculation.add_argument("--weights", choices=[rule.value for rule in WeightRule], help="hedge (default), minions")
@@ -108,6 +113,7 @@ def set_choice(args: argparse.Namespace) -> SetChoice:
         exactness=Exactness(args.exactness or Exactness.EXACT.value),
         drafter_gpu_layers=_for_drafters(args.drafter_gpu_layers, "--drafter-gpu-layers", "from -1 (all)"),
         drafter_threads=_for_drafters(args.drafter_threads, "--drafter-threads", "from 1"),
+        translates=bool(args.translate),
         kv_type=KvType[args.kv_type.upper()] if args.kv_type else None,
     )
 

@@ -284,7 +284,7 @@ def check(config: SetConfig) -> None:
         if drafter in FREE_DRAFTERS:
             continue
         verdict = explain(config.target, Path(drafter))
-        if not verdict.is_compatible:
+        if not verdict.is_compatible and not config.translates:
             raise IncompatibleDrafter(f"{verdict.reason}. {verdict.suggestion}".rstrip(". ") + ".")
 
 

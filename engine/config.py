@@ -247,6 +247,8 @@ class SetConfig:
     """Number format of the target's cache; None: what `exactness` asks for."""
     drafter_placements: tuple[tuple[str, ModelPlacement], ...] = ()
     """Drafters that run elsewhere than the target, as named in `drafters`."""
+    translates: bool = False
+    """Whether drafters of other vocabularies are allowed; text goes between them and the target."""
 
     def __post_init__(self) -> None:
         _require(

@@ -282,7 +282,7 @@ class DraftByDrawing:
             threads = self._panel.threads(drafter, len(drafters), self._cost)
             return DraftRequest((), length, keep(drafter.name), cancel, threads, drawing)
 
-        drafts = [draft for draft in self._panel.ask(drafters, request) if draft.tokens]
+        drafts = [draft for draft in self._panel.ask(drafters, request) if draft.rows]
         draft_ms = (self._cost.clock() - started) * 1e3
         self._cost.observe_draft(names, max((drafter.last_passes for drafter in drafters), default=0), draft_ms)
         proposals = {draft.source: len(draft) for draft in drafts}

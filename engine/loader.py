@@ -15,8 +15,9 @@ from engine.drafters.base import Drafter
 from engine.drafters.model import ModelDrafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.translated import TranslatedDrafter
 from engine.drafting import Panel
-from engine.errors import ModelFileError
+from engine.errors import IncompatibleDrafter, ModelFileError
 from engine.learning import Learning
 from engine.memory import cache_in_memory, check_memory, weights_in_memory
 from engine.prefill import PromptReader
@@ -212,15 +213,25 @@ def _load_drafter(
     check_gguf(path)
     check_memory(path, weights_in_memory(path, config.placement_of(spec)), "loading it as a drafter")
     phase = f"Loading drafter {path.stem}"
-    return ModelDrafter.load(
-        path,
-        _drafter_name(path, taken_names),
-        target.vocabulary,
-        placement=config.placement_of(spec),
-        context_tokens=context.context_tokens,
-        progress=lambda share: report(phase, share),
-        cancel=cancel,
-    )
+
+    def load(*, is_translated: bool) -> ModelDrafter:
+        return ModelDrafter.load(
+            path,
+            _drafter_name(path, taken_names),
+            target.vocabulary,
+            placement=config.placement_of(spec),
+            context_tokens=context.context_tokens,
+            is_translated=is_translated,
+            progress=lambda share: report(phase, share),
+            cancel=cancel,
+        )
+
+    try:
+        return load(is_translated=False)
+    except IncompatibleDrafter:
+        if not config.translates:
+            raise
+    return TranslatedDrafter(load(is_translated=True), target.vocabulary)
 
 
 def _drafter_name(path: Path, taken_names: Collection[str]) -> str:

@@ -105,10 +105,11 @@ class ModelDrafter(Drafter):
         *,
         placement: ModelPlacement,
         context_tokens: int,
+        is_translated: bool = False,
         progress: LoadProgress | None = None,
         cancel: threading.Event | None = None,
     ) -> ModelDrafter:
-        """Load a GGUF file as a drafter for `target`.
+        """Load a GGUF file as a drafter for `target`; one that is translated may have another vocabulary.
 
         Raises:
             ModelFileError: the file cannot be used.
@@ -120,7 +121,8 @@ class ModelDrafter(Drafter):
         def build() -> ModelDrafter:
             model = Model(path, gpu_layers=placement.gpu_layers, progress=progress, cancel=cancel)
             try:
-                check_compatible(target, model.vocabulary, name)
+                if not is_translated:
+                    check_compatible(target, model.vocabulary, name)
                 if not model.can_roll_back:
                     raise IncompatibleDrafter(
                         f"{name} cannot draft: it is a recurrent model, which cannot take rejected tokens back. "

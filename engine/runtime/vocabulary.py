@@ -61,11 +61,18 @@ class Vocabulary:
 
     def piece(self, token: int) -> bytes:
         """The bytes a token shows as; control tokens show as nothing. A character may span several tokens."""
+        return self._bytes(token, spells_control=False)
+
+    def written(self, token: int) -> bytes:
+        """The bytes a token shows as, control tokens spelled out: what `tokenize` would make the token of."""
+        return self._bytes(token, spells_control=True)
+
+    def _bytes(self, token: int, *, spells_control: bool) -> bytes:
         lib = native().lib
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            count = lib.llama_token_to_piece(self.handle, token, buffer, room, 0, False)
+            count = lib.llama_token_to_piece(self.handle, token, buffer, room, 0, spells_control)
             if count >= 0:
                 return buffer.raw[:count]
             room = -count
@@ -89,7 +96,8 @@ def check_compatible(target: Vocabulary, drafter: Vocabulary, drafter_name: str)
 
     def refuse(rule: str) -> IncompatibleDrafter:
         return IncompatibleDrafter(
-            f"{drafter_name} cannot draft for this target: {rule}. Choose a drafter of the target's own family."
+            f"{drafter_name} cannot draft for this target: {rule}. Choose a drafter of the target's own family, "
+            "or let text go between them: --translate."
         )
 
     if target.kind != drafter.kind:
