@@ -12,6 +12,7 @@ from app.choices import whole_number
 from app.preset_controls import PresetControls, build_preset_choice, build_preset_controls
 from engine.config import (
     MAX_DRAFT_TOKENS,
+    Acceptance,
     GenerationSettings,
     LookAhead,
     Policy,
@@ -22,6 +23,7 @@ from engine.config import (
     VoteMode,
     WeightRule,
 )
+from engine.setting import SAME_DISTRIBUTION
 
 AS_THE_MODEL = "model"
 POLICIES = (
@@ -40,6 +42,10 @@ VOTE_MODES = (
     ("Collective: vote on every token", VoteMode.COLLECTIVE.value),
 )
 SHAPES = (("Auto: side branches where they pay", Shape.AUTO.value), ("Chain: the voted draft alone", Shape.CHAIN.value))
+ACCEPTANCES = (
+    ("The very tokens of plain decoding", Acceptance.MATCH.value),
+    (f"{SAME_DISTRIBUTION[:1].upper()}{SAME_DISTRIBUTION[1:]}", Acceptance.RESIDUAL.value),
+)
 THINKING = (("As the model does", AS_THE_MODEL), ("Think first", "on"), ("Answer at once", "off"))
 LOOK_AHEADS = (("Auto", LookAhead.AUTO.value), ("On", LookAhead.ON.value), ("Off", LookAhead.OFF.value))
 
@@ -57,6 +63,7 @@ class AnswerControls:
     vote: gr.Radio
     look_ahead: gr.Radio
     shape: gr.Radio
+    acceptance: gr.Radio
     temperature: gr.Slider
     max_tokens: gr.Textbox
     seed: gr.Textbox
@@ -108,6 +115,7 @@ class AnswerControls:
                 vote=VoteMode(values[self.vote]),
                 look_ahead=LookAhead(values[self.look_ahead]),
                 shape=Shape(values[self.shape]),
+                acceptance=Acceptance(values[self.acceptance]),
             ),
             max_tokens=whole_number(values[self.max_tokens], self.max_tokens.label),
             thinking=None if values[self.thinking] == AS_THE_MODEL else values[self.thinking] == "on",
@@ -162,6 +170,9 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
             LOOK_AHEADS, value=speculation.look_ahead.value, label="Draft while the target checks", elem_id="look-ahead"
         )
         shape = gr.Radio(SHAPES, value=speculation.shape.value, label="What is sent to the target", elem_id="shape")
+        acceptance = gr.Radio(
+            ACCEPTANCES, value=speculation.acceptance.value, label="What is promised", elem_id="acceptance"
+        )
         policy.change(
             lambda kind: gr.update(visible=kind == PolicyKind.FIXED.value),
             policy,
@@ -191,6 +202,7 @@ def build_answer_controls(defaults: GenerationSettings) -> AnswerControls:
         vote=vote,
         look_ahead=look_ahead,
         shape=shape,
+        acceptance=acceptance,
         temperature=temperature,
         max_tokens=max_tokens,
         seed=seed,

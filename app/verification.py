@@ -75,7 +75,7 @@ class Verification:
 
     @property
     def close_calls(self) -> int:
-        """Places of compared answers at which the target was nearly undecided, counted once for each comparison."""
+        """Places of the plain answers at which the target was nearly undecided."""
         return sum(answer.close_calls for answer in self.plain)
 
 

@@ -9,6 +9,7 @@ where they are not, the report says by how much the two best tokens move against
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from engine.prefill import PromptReader
 from engine.runtime.context import Context, FloatRows, Run
 
 PROBED_TEXT = (
@@ -34,6 +36,7 @@ PROMPT_CHUNK_TOKENS = 64
 PROBED_REQUESTS = 3
 REQUEST_TOKENS = 4
 """Tokens of each request in one batch."""
+CARRIED_BATCHES = (2, 4, 8, 16)
 THREADS_PROBED_TOKENS = 16
 BATCHED_TOKENS = 16
 """Rows compared for each batch size, unless a batch is larger."""
@@ -65,6 +68,8 @@ class Way(str, Enum):
     """At the end of a prompt read in chunks of so many tokens."""
     AFTER_PREFILL = "decoding after a prompt in chunks"
     """One token a pass, after a prompt read in chunks of so many tokens."""
+    AFTER_CARRY = "batches after a carried prompt"
+    """So many tokens in a pass, against one, after a prompt that was read in an F16 cache and carried over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +304,8 @@ class _Probing:
         for start, size in chunks:
             if start in starts and size <= start + PROBED_TOKENS:
                 yield partial(self._prefill, start, size)
+        if starts[-1:] == [PROBED_STARTS[-1]]:
+            yield partial(self._carry, PROBED_STARTS[-1])
 
     def _refer(self, start: int, count: int) -> None:
         """Read on to `start` and keep what plain decoding says of the next `count` tokens."""
@@ -391,6 +398,22 @@ class _Probing:
         context.truncate(sequence, min(last_chunk, start))
         self._read(start, size)
         self._compare(Way.AFTER_PREFILL, size, start, self._one_by_one(start, end))
+
+    def _carry(self, start: int) -> None:
+        """Read a prompt as long ones are read, then compare batches with single tokens after it."""
+        context, sequence = self._context, self._sequence
+        reader = PromptReader(context)
+        if not reader.carries:
+            return
+        context.hold_alone(sequence)
+        reader.begin(sequence, 0, [(0, start + 1)])
+        for _ in reader.read(sequence, self._tokens, start, threading.Event()):
+            pass
+        end = start + CARRIED_BATCHES[-1]
+        single = self._one_by_one(start, end)
+        for size in CARRIED_BATCHES:
+            context.truncate(sequence, start)
+            self._note(Way.AFTER_CARRY, size, start, single, self._rows(start, end, size))
 
     def _read(self, end: int, size: int) -> None:
         """Read on to `end` in chunks."""

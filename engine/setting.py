@@ -117,7 +117,7 @@ def _measured(
             report((number + share) / len(candidates))
 
         own = ContextSettings(
-            context_tokens=min(PROBED_CONTEXT_TOKENS, settings.context_tokens),
+            context_tokens=PROBED_CONTEXT_TOKENS,
             kv_type=kv_type,
             threads=settings.threads,
             max_outputs=settings.max_outputs,
@@ -155,7 +155,6 @@ def _key(config: SetConfig, settings: ContextSettings) -> str:
         f"threads={settings.threads}",
         f"gpu={config.placement.gpu_layers if has_gpu() else 0}",
         f"batch={settings.batch_tokens}",
-        f"deep={settings.context_tokens >= PROBED_CONTEXT_TOKENS}",
         config.kv_type.name if config.kv_type else "",
     )
     return " | ".join(map(str, parts))

@@ -63,9 +63,9 @@ def _ggml() -> Any:
 
 
 def choose_kv_type(exactness: Exactness) -> KvType:
-    """The target's cache format.
+    """What the target's cache format is expected to be; `engine.setting` measures it.
 
-    On a CPU, BF16 gives bit-equal logits in every batch size, which F16 does only in short contexts; F16 is faster for
-    long prompts. GPUs are built for F16.
+    On a CPU, BF16 gives bit-equal logits in every batch size, which F16 does only in short contexts. GPUs are built for
+    F16.
     """
     return KvType.F16 if exactness is Exactness.FAST or has_gpu() else KvType.BF16

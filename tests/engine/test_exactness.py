@@ -42,6 +42,7 @@ def test_the_starter_is_bit_equal_in_every_way_shallow_and_deep(everything: Load
         assert [finding.first_position for finding in report.of(way)] == [SHALLOW, DEEP]
     assert [finding.size for finding in report.of(Way.PREFILL)] == [64, everything.context.settings.batch_tokens]
     assert [finding.compared_rows for finding in report.of(Way.REQUESTS)] == [96, 96]
+    assert [finding.size for finding in report.of(Way.AFTER_CARRY)] == [2, 4, 8, 16]
     assert report.compared_rows > 1000
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
