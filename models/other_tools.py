@@ -38,6 +38,8 @@ class Origin(str, Enum):
     OLLAMA = "ollama"
     JAN = "jan"
     GPT4ALL = "gpt4all"
+    ELSEWHERE = "elsewhere"
+    """In no place that is looked into; named by its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,17 @@ def other_tools() -> Iterator[Candidate]:
 
 
 def files_below(folder: Path, origin: Origin) -> Iterator[Candidate]:
-    """GGUF files in a folder and below, in order; hidden ones and later parts of split models left out."""
-    for parent, folders, files in os.walk(folder):
+    """GGUF files in a folder and below, in order; hidden ones and later parts of split models left out.
+
+    Links to folders are followed, as many keep their models on another disk, but not in circles and not upwards.
+    """
+    passed = set(Path(os.path.realpath(folder)).parents)
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        place = Path(os.path.realpath(parent))
+        if place in passed:
+            folders.clear()
+            continue
+        passed.add(place)
         depth = len(Path(parent).relative_to(folder).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and depth < _MAX_DEPTH)
         for name in sorted(files):

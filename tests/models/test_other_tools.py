@@ -225,5 +225,17 @@ def test_links_that_lead_nowhere_are_passed_over(user: Path, tmp_path: Path) -> 
     (shelf / "self.gguf").symlink_to(shelf / "self.gguf")
     (shelf / "gone.gguf").symlink_to(shelf / "nothing.gguf")
     (shelf / "below").symlink_to(shelf)
+    (shelf / "up").symlink_to(tmp_path)
     add_folder(shelf)
     assert listed() == [("good", Origin.FOLDER)]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_linked_folders_are_followed_once(user: Path, tmp_path: Path) -> None:
+    """As people do who keep models on another disk."""
+    model(tmp_path / "disk" / "publisher" / "far.gguf")
+    studio = user / ".lmstudio" / "models"
+    studio.mkdir(parents=True)
+    (studio / "disk").symlink_to(tmp_path / "disk")
+    (studio / "again").symlink_to(tmp_path / "disk")
+    assert listed() == [("far", Origin.LM_STUDIO)]
