@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,15 +18,24 @@ from gguf.constants import LlamaFileType
 
 from app.choices import SetChoice
 from app.terminal import TransferLine, size_text
-from engine.errors import SettingError
+from engine.errors import ModelFileError, SettingError
 from models import hub
 from models.budget import forecast
 from models.catalogue import WHY_Q4_0_ON_CPU, MachineKind, recommended, this_machine
-from models.derive import default_format, derive, derive_default
+from models.derive import all_derived, default_format, derive, derive_default
 from models.gguf_file import read_header
-from models.identity import known_sha256s
+from models.identity import known_sha256s, sha256_of
 from models.layer_search import DEFAULT_SECONDS, SearchResult, search
-from models.library import STARTER_NAME, InstalledModel, add_folder, added_folders, list_models, remove_model, resolve
+from models.library import (
+    STARTER_NAME,
+    InstalledModel,
+    Origin,
+    add_folder,
+    added_folders,
+    list_models,
+    remove_model,
+    resolve,
+)
 from models.pairing import Verdict, choose_drafters, order_reason, pairings, suggest
 from models.starter import fetch_starter
 
@@ -53,11 +63,19 @@ def add_parser(subparsers: Subparsers) -> None:
     listing = actions.add_parser("list", help="what is installed (also without ACTION)")
     listing.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document")
 
+    showing = actions.add_parser("show", help="all about one installed model, its SHA-256 included")
+    showing.add_argument("model", help="name or path")
+    showing.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document")
+
     actions.add_parser("recommend", help="what to fetch for this machine, and why")
 
     fetch = actions.add_parser("fetch", help="download a model")
     fetch.add_argument(
-        "what", nargs="?", default="starter", help="starter (the default), or OWNER/REPOSITORY[:FORMAT or :FILE]"
+        "what",
+        nargs="?",
+        default="starter",
+        help="starter (the default), recommended (the first set that `recommend` names), or OWNER/REPOSITORY[:FORMAT "
+        "or :FILE] of the Hugging Face hub",
     )
 
     pair = actions.add_parser("pair", help="which installed files can draft for a target, and why others cannot")
@@ -91,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
     actions: dict[str | None, Callable[[argparse.Namespace], None]] = {
         None: _list,
         "list": _list,
+        "show": _show,
         "recommend": _recommend,
         "fetch": _fetch,
         "pair": _pair,
@@ -112,27 +131,64 @@ def _list(args: argparse.Namespace) -> None:
         for model in models:
             if model.fault:
                 print(f"\n{model.name} cannot be used: {model.fault}")
+        _hint("`models pair NAME` tells what can draft for one of them, `models recommend` what else to fetch")
     else:
         print("No model is installed. `python launch.py models fetch` gets the starter (98 MB).")
 
 
+def _show(args: argparse.Namespace) -> None:
+    path = resolve(args.model)
+    installed = {model.path.resolve(): model for model in list_models()}
+    model = installed.get(path.resolve()) or InstalledModel(path.stem, path, Origin.ELSEWHERE, read_header(path))
+    if model.fault:
+        raise ModelFileError(model.fault)
+    with TransferLine(sys.stderr) as line:
+        sha256 = sha256_of(path, line.show)
+    described = _as_json(model, sha256)
+    if args.json:
+        _print_json(described)
+        return
+    made = next((copy for copy in all_derived() if copy.path.resolve() == path.resolve()), None)
+    if made is not None:
+        described |= {
+            "derived_from": made.target_name,
+            "measured": made.measured or "not yet; derive --search does it",
+        }
+    names = [name for name, value in described.items() if value not in ("", None)]
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name.replace('_', ' '):<{width}}  {described[name]}")
+
+
 def _recommend(_: argparse.Namespace) -> None:
     machine = this_machine()
-    print(f"For {machine.memory_gib:.0f} GB of {_MEMORY_NAMES[machine.kind]}:")
-    for preset in recommended(machine):
+    presets = recommended(machine)
+    if presets:
+        print(f"For {machine.memory_gib:.0f} GB of {_MEMORY_NAMES[machine.kind]}:")
+    for preset in presets:
         print(f"\n{preset.name}, about {preset.total_gib:.1f} GB in use: {preset.why}")
         for offer in (preset.target, *preset.drafters):
             role = "target" if offer is preset.target else "drafter"
             print(f"  {role:<8}{offer.size_gib:5.1f} GB  python launch.py models fetch {offer.reference}")
-    if machine.kind is MachineKind.CPU:
+    if machine.kind is MachineKind.CPU and presets:
         print(f"\n{WHY_Q4_0_ON_CPU}.")
+    if presets:
+        print("`python launch.py models fetch recommended` gets the first of these sets.")
     print("The starter (`python launch.py models fetch`, 0.1 GB) runs on every machine.")
 
 
 def _fetch(args: argparse.Namespace) -> None:
-    with TransferLine(sys.stderr) as line:
-        for reference in _references(args.what):
-            print(fetch_starter(line.show) if reference == STARTER_NAME else hub.fetch(reference, line.show))
+    paths = []
+    try:
+        with TransferLine(sys.stderr) as line:
+            for reference in _references(args.what):
+                paths.append(fetch_starter(line.show) if reference == STARTER_NAME else hub.fetch(reference, line.show))
+                print(paths[-1])
+    except KeyboardInterrupt:
+        _hint("stopped; what has arrived from the hub is kept, and the same command goes on from there")
+        raise
+    if paths:
+        _hint(f"`python launch.py --target {shlex.quote(paths[0].stem)}` chats with it")
 
 
 def _references(what: str) -> tuple[str, ...]:
@@ -156,7 +212,7 @@ def _pair(args: argparse.Namespace) -> None:
     for verdict in verdicts:
         mark = "fits" if verdict.is_worth_choosing else "fits, but" if verdict.is_compatible else "no"
         print(f"  {mark:<10}{verdict.name}")
-        for text in (verdict.reason, verdict.caution):
+        for text in (verdict.reason, verdict.caution, verdict.measured):
             if text:
                 print(f"            {text}")
     suggestions = {verdict.suggestion for verdict in verdicts if verdict.suggestion}
@@ -197,6 +253,8 @@ def _derive(args: argparse.Namespace) -> None:
     print(f"{made.name}: {size_text(made.size_bytes)}, target {size_text(facts.size_bytes)}", file=sys.stderr)
     if args.search:
         print(_findings(result), file=sys.stderr)
+    advice = "" if made.measured else "; with --search its layers are chosen, and it is measured"
+    _hint(f"it is offered as a drafter of {target.stem} from now on{advice}")
 
 
 def _findings(result: SearchResult) -> str:
@@ -223,6 +281,11 @@ def _add_folder(args: argparse.Namespace) -> None:
     folder = added_folders()[-1]
     found = sum(model.path.is_relative_to(folder) for model in list_models())
     print(f"{args.folder}: {found} model file{'' if found == 1 else 's'}", file=sys.stderr)
+
+
+def _hint(text: str) -> None:
+    """What may come next, for people; not among the results."""
+    print(f"{text}.", file=sys.stderr)
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -278,6 +341,7 @@ def _verdict_as_json(verdict: Verdict) -> dict[str, object]:
         "is_compatible": verdict.is_compatible,
         "reason": verdict.reason,
         "caution": verdict.caution,
+        "measured": verdict.measured,
         "suggestion": verdict.suggestion,
     }
 

@@ -56,6 +56,13 @@ class DerivedModel:
     """Time of one pass of the copy, as a share of one of the target's, where that was measured."""
 
     @property
+    def measured(self) -> str:
+        """How it did, in a few words; empty where it was not measured."""
+        if self.agreement is None or self.cost_ratio is None:
+            return ""
+        return f"foresees {self.agreement:.0%} of the target's choices, a pass costs {self.cost_ratio:.0%} of its"
+
+    @property
     def path(self) -> Path:
         return derived_folder() / self.target_sha256 / self.file_name
 

@@ -20,7 +20,7 @@ from engine.errors import ModelFileError, SettingError
 from models.atomic import write_json
 from models.derive import all_derived, remove_derived
 from models.folders import data_folder, models_folder
-from models.gguf_file import GgufFacts, split_paths
+from models.gguf_file import GgufFacts, is_later_part, split_paths
 from models.header_index import HeaderIndex
 from models.other_tools import Candidate, Origin, files_below, other_tools
 from models.starter import MODEL_NAME, starter_path
@@ -38,6 +38,7 @@ __all__ = (
     "added_folders",
     "list_models",
     "path_of",
+    "removable",
     "remove_folder",
     "remove_model",
     "resolve",
@@ -72,7 +73,7 @@ def resolve(name_or_path: str) -> Path:
         )
     path = path_of(text)
     if os.path.isfile(path):
-        return path
+        return split_paths(path)[0] if is_later_part(path) else path
     if text.lower() == STARTER_NAME:
         return _present_starter()
     paths = {candidate.name: candidate.path for candidate in _named()}
@@ -96,6 +97,13 @@ def path_of(text: str) -> Path:
     if text.lower().startswith("file:"):
         text = url2pathname(urlsplit(text).path) if os.name == "nt" else unquote(urlsplit(text).path)
     return Path(os.path.expanduser(text))
+
+
+def removable() -> tuple[str, ...]:
+    """What `remove_model` takes: models that Quorum fetched or made, and the folders the user added."""
+    ours = (Origin.STARTER, Origin.FETCHED, Origin.DERIVED)
+    names = (candidate.name for candidate in _named() if candidate.origin in ours)
+    return (*names, *map(str, added_folders()))
 
 
 def remove_model(name: str) -> str:

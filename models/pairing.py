@@ -25,7 +25,7 @@ from engine.runtime.vocabulary import MAX_SIZE_DIFFERENCE, check_compatible
 from models.atomic import write_json
 from models.budget import RESERVE_BYTES, estimate
 from models.catalogue import drafters_for
-from models.derive import all_derived
+from models.derive import all_derived, list_derived
 from models.folders import cache_folder
 from models.gguf_file import GgufFacts, read_header
 from models.library import InstalledModel, list_models
@@ -49,6 +49,8 @@ class Verdict:
     """Why it is compatible and still no good choice."""
     suggestion: str = ""
     """What to use instead, where there is a reason or a caution."""
+    measured: str = ""
+    """How a derived copy did against its target, where that was measured."""
 
     @property
     def is_worth_choosing(self) -> bool:
@@ -107,7 +109,9 @@ def pairings(target: Path) -> tuple[Verdict, ...]:
     good = [verdict for verdict in verdicts if verdict.is_worth_choosing]
     suggestion = _suggestion(target, [verdict.name for verdict in good])
     others = [replace(verdict, suggestion=suggestion) for verdict in (*verdicts, *broken) if verdict not in good]
-    return (*good, *sorted(others, key=lambda verdict: not verdict.is_compatible))
+    measured = {copy.path: copy.measured for copy in list_derived(target)}
+    ordered = (*good, *sorted(others, key=lambda verdict: not verdict.is_compatible))
+    return tuple(replace(verdict, measured=measured.get(verdict.path, "")) for verdict in ordered)
 
 
 def suggest(target: Path) -> str:

@@ -14,8 +14,9 @@ from app.terminal import TransferLine
 from engine.errors import ModelFileError, QuorumError, SettingError
 from models import agreement, hub, layer_search
 from models.catalogue import Machine, MachineKind, recommended
-from models.derive import all_derived
+from models.derive import all_derived, note_measurement
 from models.folders import models_folder
+from models.identity import hash_file
 from models.progress import Progress
 from models.starter import starter_path
 from tests.models.making import token_texts, write_tiny_llama, write_vocabulary
@@ -81,10 +82,55 @@ def test_recommended_fetches_target_and_drafters(
     home: Path, office_machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[str] = []
-    monkeypatch.setattr(hub, "fetch", lambda reference, _: fetched.append(reference))
+
+    def fetch(reference: str, *_: object) -> Path:
+        fetched.append(reference)
+        return Path(f"{len(fetched)}.gguf")
+
+    monkeypatch.setattr(hub, "fetch", fetch)
     models("fetch", "recommended")
     preset = recommended(office_machine)[0]
     assert fetched == [offer.reference for offer in (preset.target, *preset.drafters)]
+
+
+def test_a_small_machine_is_told_of_the_starter_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(models_command, "this_machine", lambda: Machine(MachineKind.CPU, 2))
+    models("recommend")
+    assert capsys.readouterr().out == "The starter (`python launch.py models fetch`, 0.1 GB) runs on every machine.\n"
+
+
+def test_a_stopped_fetch_says_what_is_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hub, "fetch", stop)
+    with pytest.raises(KeyboardInterrupt):
+        models("fetch", "a/b")
+    assert "the same command goes on from there" in capsys.readouterr().err
+
+
+def test_all_about_a_model(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models("show", "Tiny-F16", "--json")
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["sha256"], shown["layer_count"]) == (hash_file(tiny), 3)
+    models("derive", "Tiny-F16", "--drop", "1")
+    (copy,) = all_derived()
+    note_measurement(copy, agreement=0.75, cost_ratio=0.5)
+    capsys.readouterr()
+    models("show", copy.name)
+    printed = capsys.readouterr().out
+    assert "foresees 75% of the target's choices, a pass costs 50% of its" in printed
+    assert f"sha256             {copy.sha256}" in printed
+    elsewhere = write_tiny_llama(tmp_path / "elsewhere.gguf", layer_count=1)
+    models("show", str(elsewhere))
+    assert "origin             elsewhere" in capsys.readouterr().out
+    (models_folder() / "broken.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match="cut short"):
+        models("show", "broken")
 
 
 def test_what_is_no_repository_is_refused(home: Path) -> None:
