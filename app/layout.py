@@ -9,6 +9,7 @@ import gradio as gr
 
 from app import inside_view, views
 from app.chats import ChatList, build_chat_list
+from app.choices import SetChoice
 from app.compare_tab import CompareTab, build_compare_tab
 from app.controls import AnswerControls, build_answer_controls
 from app.models_tab import ModelsTab, build_models_tab
@@ -77,7 +78,7 @@ TEXT_VIEW, TOKEN_VIEW = "Text", "Tokens"
 CHAT_TAB, COMPARE_TAB, MODELS_TAB, INSIDE_TAB = "chat", "compare", "models", "inside"
 
 
-def lay_out(context_tokens: int, defaults: GenerationSettings) -> Layout:
+def lay_out(base: SetChoice, defaults: GenerationSettings) -> Layout:
     """Make the components, in the Gradio context at hand."""
     parts: dict[str, Any] = {
         "conversation": gr.Textbox(visible="hidden", elem_id="conversation", label="Conversation"),
@@ -98,7 +99,7 @@ def lay_out(context_tokens: int, defaults: GenerationSettings) -> Layout:
             parts["compare"] = build_compare_tab()
         with gr.Tab("Models", id=MODELS_TAB, elem_id="models-tab", render_children=True) as parts["models_tab"]:
             parts["models_notice"] = gr.HTML(elem_id="models-notice", apply_default_css=False)
-            parts["models"] = build_models_tab(context_tokens)
+            parts["models"] = build_models_tab(base)
         with gr.Tab("Inside", id=INSIDE_TAB, elem_id="inside-tab", render_children=True):
             parts |= _inside_tab()
     return Layout(**parts)

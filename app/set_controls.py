@@ -9,15 +9,25 @@ from typing import Any
 
 import gradio as gr
 
-from app import views
+from app import models_view, views
 from app.choices import SetChoice, whole_number
+from app.placement_controls import PlacementControls, build_placement_controls
 from app.worker import LoadedFacts
-from engine.config import SetConfig
+from engine.config import KvType, SetConfig
 from engine.errors import QuorumError, SettingError
 from engine.loader import FREE_DRAFTERS
+from models.catalogue import drafters_for
+from models.gguf_file import read_header
 from models.library import STARTER_NAME, list_models
-from models.pairing import DEFAULT_CONTEXT_TOKENS, choose_drafters, pairings
+from models.pairing import choose_drafters, pairings
 from models.starter import is_present, starter_path
+
+KV_TYPES = (
+    ("Automatic", ""),
+    ("F16", KvType.F16.name),
+    ("BF16", KvType.BF16.name),
+    ("8 bits, half the memory", KvType.Q8_0.name),
+)
 
 
 @dataclass(frozen=True)
@@ -26,41 +36,57 @@ class SetControls:
 
     target: gr.Dropdown
     target_path: gr.Textbox
+    use_path: gr.Button
     drafters: gr.CheckboxGroup
     drafter_paths: gr.Textbox
     unfit: gr.HTML
     context_tokens: gr.Textbox
+    kv_type: gr.Dropdown
+    placement: PlacementControls
     load: gr.Button
     cancel: gr.Button
 
     def inputs(self) -> set[Any]:
-        return {self.target, self.target_path, self.drafters, self.drafter_paths, self.context_tokens}
+        named = {self.target, self.target_path, self.drafters, self.drafter_paths}
+        return named | {self.context_tokens, self.kv_type} | self.placement.inputs()
+
+    def chosen_drafters(self, values: Mapping[Any, Any]) -> tuple[str, ...]:
+        """Those that are ticked, and those whose path is written."""
+        paths = (path.strip() for path in (values[self.drafter_paths] or "").split(","))
+        return (*(values[self.drafters] or ()), *filter(None, paths))
 
     def choice(self, values: Mapping[Any, Any], base: SetChoice) -> SetChoice:
         """What the controls say; what they do not say is as in `base`.
 
         Raises:
-            SettingError: no target is named, or the context is no number.
+            SettingError: no target is named, or a number is none.
         """
         target = (values[self.target_path] or "").strip() or values[self.target]
         if not target:
             raise SettingError("no target is chosen; pick one, or give the path of a GGUF file")
-        paths = (path.strip() for path in (values[self.drafter_paths] or "").split(","))
-        return replace(
+        choice = replace(
             base,
             target=target,
-            drafters=(*values[self.drafters], *filter(None, paths)),
+            drafters=self.chosen_drafters(values),
             context_tokens=whole_number(values[self.context_tokens], self.context_tokens.label) or 0,
+            kv_type=KvType[values[self.kv_type]] if values[self.kv_type] else None,
         )
+        return self.placement.placed(values, choice)
 
 
-def build_set_controls(context_tokens: int = DEFAULT_CONTEXT_TOKENS) -> SetControls:
+def build_set_controls(base: SetChoice) -> SetControls:
     """Lay the controls out, in the Gradio context at hand."""
     with gr.Column(elem_id="model-section"):
         target = gr.Dropdown([], label="Target: the model that answers", elem_id="target", interactive=True)
-        target_path = gr.Textbox(
-            label="Or a GGUF file", placeholder="/path/to/model.gguf", elem_id="target-path", max_lines=1
-        )
+        with gr.Row(elem_id="path-row"):
+            target_path = gr.Textbox(
+                label="Or a path: a GGUF file, or a folder with some",
+                placeholder="Paste it, or drop a file here",
+                elem_id="target-path",
+                max_lines=1,
+                scale=1,
+            )
+            use_path = gr.Button("Use it", size="sm", elem_id="use-path", scale=0, min_width=72)
         drafters = gr.CheckboxGroup(
             list(FREE_DRAFTERS), value=list(FREE_DRAFTERS), label="Drafters: they guess ahead", elem_id="drafter-set"
         )
@@ -71,25 +97,39 @@ def build_set_controls(context_tokens: int = DEFAULT_CONTEXT_TOKENS) -> SetContr
             max_lines=1,
         )
         unfit = gr.HTML(elem_id="unfit-drafters", apply_default_css=False)
-        context = gr.Textbox(
-            str(context_tokens),
-            label="Context in tokens",
-            placeholder="As large as the model was made for",
-            max_lines=1,
-            elem_id="context-tokens",
-        )
+        with gr.Row():
+            context = gr.Textbox(
+                str(base.context_tokens),
+                label="Context in tokens",
+                placeholder="As large as the model was made for",
+                max_lines=1,
+                elem_id="context-tokens",
+                min_width=140,
+            )
+            kv_type = gr.Dropdown(
+                KV_TYPES,
+                value=base.kv_type.name if base.kv_type else "",
+                label="Cache",
+                filterable=False,
+                elem_id="kv-type",
+                min_width=140,
+            )
+        placement = build_placement_controls(base)
         with gr.Row():
             load = gr.Button("Load model", variant="primary", elem_id="load-model", min_width=120)
             cancel = gr.Button("Stop loading", variant="stop", visible=False, elem_id="cancel-load", min_width=120)
-    return SetControls(target, target_path, drafters, drafter_paths, unfit, context, load, cancel)
+    return SetControls(
+        target, target_path, use_path, drafters, drafter_paths, unfit, context, kv_type, placement, load, cancel
+    )
 
 
-def target_update(facts: LoadedFacts | None) -> Any:
-    """The targets to choose from; the loaded one is chosen."""
+def target_update(facts: LoadedFacts | None, chosen: Path | None = None) -> Any:
+    """The targets to choose from; the chosen one is chosen, else the loaded one."""
     choices = [(model.name, str(model.path)) for model in list_models() if not model.fault]
     if not is_present():
         choices.insert(0, ("starter: SmolLM2-135M-Instruct, 98 MB, will be fetched", STARTER_NAME))
-    value = str(facts.config.target) if facts else choices[0][1]
+    wanted = chosen or (facts.config.target if facts else None)
+    value = str(wanted) if wanted else choices[0][1]
     if value not in [path for _, path in choices]:
         choices.append((Path(value).stem, value))
     return gr.update(choices=choices, value=value)
@@ -104,8 +144,14 @@ def drafter_updates(target: str, loaded: SetConfig | None) -> tuple[Any, str]:
     if path.is_file():
         try:
             verdicts = [verdict for verdict in pairings(path) if verdict.path.resolve() != path.resolve()]
-            choices += [(verdict.name, str(verdict.path)) for verdict in verdicts if verdict.is_worth_choosing]
+            choices += [
+                (f"{verdict.name}{f' ({verdict.measured})' if verdict.measured else ''}", str(verdict.path))
+                for verdict in verdicts
+                if verdict.is_worth_choosing
+            ]
             notes = views.pairing_notes(verdicts)
+            if not any(verdict.is_worth_choosing for verdict in verdicts):
+                notes = models_view.no_drafter(drafters_for(read_header(path))) + notes
             chosen = choose_drafters(path)
         except QuorumError as error:
             notes = views.alert(str(error))

@@ -15,28 +15,24 @@ from typing import Any
 
 import gradio as gr
 
-from app import compare_view, models_view, views
+from app import compare_view
 from app.chats import export_links, list_update
 from app.choices import SetChoice, preparation
 from app.compare_tab import set_choices
 from app.comparison import kept_results, read_result
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
-from app.models_tab import adding, deriving, fetching
+from app.models_events import ModelsEvents, connect_models
+from app.notices import attempt
 from app.page_state import TURNS_AT_FIRST, PageState, PageWatch
 from app.preset_controls import NO_PRESET, forget_update, known_presets, preset_update
 from app.presets import forget, keep, name_of
 from app.service import Service
-from app.set_controls import drafter_updates, target_update
 from engine.config import GenerationSettings, SetConfig
-from engine.errors import QuorumError
-from models.budget import forecast
-from models.catalogue import recommended, this_machine
-from models.library import STARTER_NAME, list_models, resolve
+from models.library import STARTER_NAME
 
 UPDATE_INTERVAL_S = 0.125
 """Eight updates per second: smooth to the eye, and cheap for the machine that is also computing the answer."""
 SHORTEST_PAUSE_S = 0.03
-UNLOAD_PATIENCE_S = 5.0
 WATCHED_S = 2.0
 """A running answer that was read so lately is being watched by another page."""
 
@@ -63,8 +59,8 @@ def build_page(service: Service, base: SetChoice, defaults: GenerationSettings) 
         defaults: Where the answer controls stand at first.
     """
     with gr.Blocks(title="Quorum", analytics_enabled=False, fill_width=True) as page:
-        layout = lay_out(base.context_tokens, defaults)
-        _connect(page, layout, _Handlers(service, layout, base))
+        layout = lay_out(base, defaults)
+        _connect(page, layout, _Handlers(service, layout, base), ModelsEvents(service, layout, base))
         _keep_what_is_typed(page)
     return page
 
@@ -84,7 +80,7 @@ def _keep_what_is_typed(page: gr.Blocks) -> None:
     page.load(None, None, controls, js=tells, show_progress="hidden", api_visibility="private")
 
 
-def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
+def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers, models: ModelsEvents) -> None:
     """Tie events to handlers."""
 
     def command(event: Any, handler: Any, inputs: Any, outputs: Any, js: str | None = None) -> Any:
@@ -107,8 +103,8 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     stored = [layout.conversation, layout.last_conversation]
     opened = command(page.load, handlers.open_conversation, stored, layout.last_conversation, READ_STORED_IDS)
     settled = command(opened.then, None, stored, layout.conversation, KEEP_CHOSEN)
-    offered = command(settled.then, handlers.offer_targets, None, sets.target)
-    command(followed(offered).then, handlers.offer_targets, None, sets.target)
+    offered = command(settled.then, models.offer_targets, None, sets.target)
+    command(followed(offered).then, models.offer_targets, None, sets.target)
     layout.conversation.change(None, layout.conversation, None, js=STORE_ID, api_visibility="private")
     followed(command(layout.refresh.click, lambda: None, None, None))
     followed(command(layout.view.change, handlers.show_view, layout.view, [layout.chat, layout.tokens]))
@@ -118,7 +114,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
     _connect_presets(layout, handlers, command)
     _connect_chats(layout, handlers, command, followed)
     _connect_compare(layout, handlers, command, followed)
-    _connect_models(layout, handlers, command, followed)
+    connect_models(layout, models, command, followed)
 
     for event in (layout.question.submit, layout.send.click):
         followed(command(event, handlers.ask, asking, [layout.conversation, layout.question, layout.notice]))
@@ -137,11 +133,11 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers) -> None:
         command(layout.load_again.click, handlers.load_again, None, layout.notice),
         command(layout.starter.click, handlers.load_starter, None, layout.notice),
     ):
-        command(followed(asked).then, handlers.offer_targets, None, sets.target)
+        offered = command(followed(asked).then, models.offer_targets, None, sets.target)
+        command(offered.then, models.list_installed, None, layout.models.listed())
     for choice in (layout.recommended, layout.own_file):
         command(choice.click, lambda: gr.Tabs(selected=MODELS_TAB), None, layout.tabs)
     command(sets.cancel.click, handlers.cancel_load, None, None)
-    command(sets.target.change, handlers.offer_drafters, sets.target, [sets.drafters, sets.unfit])
 
 
 def _connect_presets(layout: Layout, handlers: _Handlers, command: Any) -> None:
@@ -197,25 +193,6 @@ def _connect_compare(layout: Layout, handlers: _Handlers, command: Any, followed
         compare.use.click, handlers.use_best, compare.history, [layout.compare_notice, layout.answers.policy]
     )
     followed(used)
-
-
-def _connect_models(layout: Layout, handlers: _Handlers, command: Any, followed: Any) -> None:
-    """Tie the events of the model files."""
-    models, sets = layout.models, layout.models.sets
-    listed = [models.installed, models.suits]
-    command(layout.models_tab.select, handlers.list_installed, None, listed)
-    for event in (layout.models_tab.select, sets.drafters.input, sets.context_tokens.blur, sets.target.input):
-        command(event, handlers.foresee, sets.inputs(), models.memory)
-    for asked in (
-        command(models.fetch.click, handlers.fetch, models.what, layout.models_notice),
-        command(models.derive.click, handlers.derive, sets.target, layout.models_notice),
-        command(models.add.click, handlers.add_folder, models.folder, layout.models_notice),
-        command(models.unload.click, handlers.unload, None, layout.models_notice),
-    ):
-        done = command(followed(asked).then, handlers.list_installed, None, listed)
-        command(done.then, handlers.offer_targets, None, sets.target)
-        command(done.then, handlers.offer_drafters, sets.target, [sets.drafters, sets.unfit])
-    command(models.cancel.click, handlers.cancel_errand, None, None)
 
 
 def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
@@ -311,7 +288,7 @@ class _Handlers:
         return self._ask(values, example.value["text"])
 
     def ask_again(self, values: Values) -> str:
-        return _attempt(
+        return attempt(
             lambda: self._service.retry(
                 values[self._layout.conversation],
                 self._layout.answers.settings(values),
@@ -327,7 +304,7 @@ class _Handlers:
         questions = [index for index, message in enumerate(values[self._layout.chat]) if message["role"] == "user"]
         conversation = self._service.conversations.get(values[self._layout.conversation])
         before = len(conversation.turns) - len(questions) if conversation else 0
-        return _attempt(
+        return attempt(
             lambda: self._service.edit(
                 values[self._layout.conversation],
                 before + questions.index(edited.index),
@@ -338,7 +315,7 @@ class _Handlers:
         )
 
     def go_on(self, values: Values) -> str:
-        return _attempt(
+        return attempt(
             lambda: self._service.resume(values[self._layout.conversation], self._layout.answers.settings(values))
         )
 
@@ -389,7 +366,7 @@ class _Handlers:
 
     def forget_preset(self, name: str) -> tuple[Any, ...]:
         """Returns as `keep_preset`."""
-        problem = _attempt(lambda: forget(name))
+        problem = attempt(lambda: forget(name))
         return preset_update(NO_PRESET), gr.skip(), gr.update(visible=False), problem
 
     def rename(self, conversation_id: str, title: str) -> str:
@@ -405,40 +382,6 @@ class _Handlers:
         shows_tokens = view == TOKEN_VIEW
         return gr.update(visible=not shows_tokens), gr.update(visible=shows_tokens)
 
-    def list_installed(self) -> tuple[str, str]:
-        """Returns what is installed, and what suits this machine."""
-        loaded = self._service.loaded
-        machine = this_machine()
-        return (
-            models_view.installed(list_models(), str(loaded.config.target) if loaded else ""),
-            models_view.recommendation(machine, recommended(machine)),
-        )
-
-    def foresee(self, values: Values) -> str:
-        """What the set that is chosen would take."""
-        try:
-            choice = self._layout.models.sets.choice(values, self._base)
-            placed = choice.config(resolve(choice.target), choice.drafters or (), self._loaded_config())
-            return models_view.memory(forecast(placed.config), placed.reason)
-        except QuorumError:
-            return ""  # loading says what is wrong with the choice
-
-    def fetch(self, what: str) -> str:
-        return _attempt(lambda: self._service.errands.begin(fetching(what)))
-
-    def derive(self, target: str) -> str:
-        return _attempt(lambda: self._service.errands.begin(deriving(target)))
-
-    def add_folder(self, folder: str) -> str:
-        return _attempt(lambda: adding(folder or ""))
-
-    def unload(self) -> str:
-        return _attempt(lambda: self._service.unload().wait_until_over(UNLOAD_PATIENCE_S))
-
-    def cancel_errand(self) -> None:
-        if self._service.errands.last is not None:
-            self._service.errands.last.cancel()
-
     def offer_sets(self) -> tuple[Any, str, Any, Any]:
         """Returns the drafter sets, why others are not among them, and the results to look at."""
         return (*set_choices(self._service.loaded), *self.offer_results())
@@ -451,7 +394,7 @@ class _Handlers:
 
     def compare(self, values: Values) -> str:
         conversation = self._service.conversations.get(values[self._layout.conversation])
-        return _attempt(lambda: self._service.compare(self._layout.compare.request(values, conversation)))
+        return attempt(lambda: self._service.compare(self._layout.compare.request(values, conversation)))
 
     def cancel_comparison(self) -> None:
         if self._service.last_comparison is not None:
@@ -476,10 +419,10 @@ class _Handlers:
         return self._load(lambda: choice), policy
 
     def check(self) -> str:
-        return _attempt(self._service.check)
+        return attempt(self._service.check)
 
     def verify(self) -> str:
-        return _attempt(self._service.verify)
+        return attempt(self._service.verify)
 
     def stop_verifying(self) -> None:
         verification = self._service.last_verification
@@ -493,32 +436,25 @@ class _Handlers:
         return self._load(lambda: self._layout.models.sets.choice(values, self._base))
 
     def _load(self, choose: Callable[[], SetChoice]) -> str:
-        return _attempt(lambda: self._service.load(preparation(choose(), self._loaded_config())))
+        return attempt(lambda: self._service.load(preparation(choose(), self._loaded_config())))
 
     def _loaded_config(self) -> SetConfig | None:
         return self._service.loaded.config if self._service.loaded else None
 
     def load_again(self) -> str:
         load = self._service.last_load
-        return _attempt(lambda: self._service.load(load.prepare)) if load else ""
+        return attempt(lambda: self._service.load(load.prepare)) if load else ""
 
     def cancel_load(self) -> None:
         if self._service.last_load is not None:
             self._service.last_load.cancel()
-
-    def offer_targets(self) -> Any:
-        return target_update(self._service.loaded)
-
-    def offer_drafters(self, target: str) -> tuple[Any, str]:
-        loaded = self._service.loaded
-        return drafter_updates(target, loaded.config if loaded else None)
 
     def _ask(self, values: Values, question: str) -> tuple[str, str]:
         conversation_id = values[self._layout.conversation]
         if self._service.conversations.get(conversation_id) is None:
             # Asked before the page had its conversation, or the program was started anew under an open page.
             conversation_id = self._service.conversations.create().id
-        problem = _attempt(
+        problem = attempt(
             lambda: self._service.ask(
                 conversation_id,
                 question,
@@ -527,15 +463,6 @@ class _Handlers:
             )
         )
         return conversation_id, problem
-
-
-def _attempt(action: Callable[[], object]) -> str:
-    """Do it; what stood in the way, to be shown, or nothing."""
-    try:
-        action()
-    except QuorumError as error:
-        return views.alert(str(error))
-    return ""
 
 
 def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:

@@ -9,3 +9,19 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible") document.querySelector("#refresh")?.click();
 });
+// Something that is dropped on the Models tab is a model: the browser tells a path seldom, else a file's name and size.
+document.addEventListener("dragover", (event) => {
+  if (event.target.closest?.("#models")) event.preventDefault();
+});
+document.addEventListener("drop", (event) => {
+  if (!event.target.closest?.("#models")) return;
+  const data = event.dataTransfer;
+  if (!data.files.length && event.target.closest("input, textarea")) return;
+  event.preventDefault();
+  const text = data.getData("text/uri-list") || data.getData("text/plain");
+  const { name, size } = data.files[0] ?? {};
+  const isFolder = Boolean(data.items[0]?.webkitGetAsEntry?.()?.isDirectory);
+  const box = document.querySelector("#dropped :is(input, textarea)");
+  box.value = JSON.stringify({ text, name, size, isFolder });
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+});
