@@ -15,7 +15,7 @@ from typing import Any
 
 import gradio as gr
 
-from app import compare_view
+from app import compare_view, views
 from app.chats import export_links, list_update
 from app.choices import SetChoice, preparation
 from app.compare_tab import set_choices
@@ -28,6 +28,7 @@ from app.preset_controls import NO_PRESET, forget_update, known_presets, preset_
 from app.presets import forget, keep, name_of
 from app.service import Service
 from engine.config import GenerationSettings, SetConfig
+from engine.errors import QuorumError
 from models.library import STARTER_NAME
 
 UPDATE_INTERVAL_S = 0.125

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator
 
 from app.page_state import TURNS_AT_FIRST
 from engine.config import SetConfig
+from models.derive import write_copy
 from scripts.long_conversation import fill
 from tests.app.browser import (
     PATIENCE_MS,
@@ -48,6 +49,16 @@ def server(set_config: SetConfig, tmp_path_factory: pytest.TempPathFactory) -> I
         with socket.create_server(("127.0.0.1", 0)) as taken:
             options = [*OPTIONS, "--port", str(taken.getsockname()[1])]
             started = stack.enter_context(serving(options, {"QUORUM_HOME": str(home)}))
+        yield started
+
+
+@pytest.fixture
+def collector(set_config: SetConfig, tmp_path: Path) -> Iterator[Server]:
+    """Has the starter, and what else a test brings; nobody else sees it."""
+    models = tmp_path / "home" / "cache" / "models"
+    models.mkdir(parents=True)
+    (models / set_config.target.name).hardlink_to(set_config.target)
+    with serving(OPTIONS, {"QUORUM_HOME": str(tmp_path / "home")}) as started:
         yield started
 
 
@@ -324,6 +335,72 @@ def test_a_set_is_loaded_from_the_page(page: Page) -> None:
     expect(page.locator("#chat .user.message")).to_have_count(2)
     expect(page.locator("#retry")).to_be_visible()
     expect(page.locator("#drafters tbody tr")).to_have_count(1)
+
+
+DROP = """({ name, size, text }) => {
+    const data = new DataTransfer();
+    if (text) data.setData("text/uri-list", text);
+    if (name) data.items.add(new File([new Uint8Array(size)], name));
+    document.querySelector("#models").dispatchEvent(
+        new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: data }));
+}"""
+
+
+def test_a_model_of_ones_own_is_pasted_dropped_and_placed(
+    browser: Browser, collector: Server, starter: Path, tmp_path: Path
+) -> None:
+    """The starter under another name and a drafter made from it, in a folder of the user's."""
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(collector.url)
+    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    (folder / "mine.gguf").symlink_to(starter)
+    write_copy(starter, folder / "draft.gguf", (4, 8, 12, 16, 20), None)
+    open_tab(page, "Models")
+    notice = page.locator("#models-notice")
+    page.evaluate(DROP, {"name": "mine.gguf", "size": starter.stat().st_size})
+    expect(notice).to_contain_text("does not tell where mine.gguf lies")
+    set_control(page, "model-section", "target-path", f'"{folder}"')
+    page.locator("#use-path").click()
+    expect(notice).to_contain_text("2 model files")
+    expect(page.locator("#installed-models")).to_contain_text("mine")
+    page.evaluate(DROP, {"name": "mine.gguf", "size": starter.stat().st_size})
+    expect(notice).to_contain_text("mine is chosen as the target")
+    page.get_by_label("draft", exact=True).check()
+    expect(page.locator("#memory")).to_contain_text("draft")
+    page.locator("#placement-section button").first.click()
+    expect(page.locator("#gpu-layers :is(input, textarea)")).to_be_disabled()
+    expect(page.locator("#placement-note")).to_contain_text("sees no GPU")
+    page.locator("#placed-model input").click()
+    page.get_by_role("option", name="draft", exact=True).click()
+    expect(page.locator("#threads :is(input, textarea)")).to_have_attribute("placeholder", "as the target")
+    threads = page.locator("#threads :is(input, textarea)")
+    threads.fill("2")
+    settle(page)
+    threads.press("Tab")
+    expect(page.locator("#memory li", has_text="draft")).to_contain_text("on the CPU with 2 threads")
+    expect(page.locator("#memory li", has_text="mine")).to_contain_text("on the CPU with 1 thread")
+    page.locator("#placed-model input").click()
+    page.get_by_role("option", name="The target").click()
+    expect(threads).to_have_value("")
+    page.locator("#load-model").click()
+    expect(page.locator("#status .q-loaded b")).to_have_text("mine")
+    expect(page.locator("#status .q-loaded span")).to_contain_text("draft")
+    expect(page.locator("#installed-models tr", has_text="mine")).to_contain_text("loaded")
+    page.evaluate(DROP, {"text": starter.as_uri()})
+    expect(notice).to_contain_text("is chosen as the target")
+    page.locator("#load-model").click()
+    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.locator("#upkeep-section button").first.click()
+    page.locator("#removable input").click()
+    page.get_by_role("option", name=str(folder)).click()
+    page.locator("#remove-model").click()
+    expect(page.locator("#installed-models")).not_to_contain_text("mine")
+    assert (folder / "draft.gguf").exists()
+    page.close()
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(page: Page) -> None:

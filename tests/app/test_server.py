@@ -15,7 +15,7 @@ from app.controls import AnswerControls
 from app.server import PORTS_TRIED, create_app, listen
 from app.service import Service
 from engine.config import GenerationSettings, Policy, PolicyKind, Shape, Speculation
-from engine.errors import EnvironmentProblem, ModelFileError, SettingError
+from engine.errors import EnvironmentProblem, MemoryShortage, ModelFileError, SettingError
 from engine.runtime.devices import Device
 from models import budget
 
@@ -80,6 +80,9 @@ def test_layers_are_chosen_unless_they_are_given(starter: Path, home: Path, monk
     placed = preparation(chosen)(lambda phase, _share: said.append(phase), threading.Event())
     assert placed.placement.gpu_layers == 0
     assert said[-1].startswith("The GPU has 1 MB free, too little for a layer")
+    with pytest.raises(MemoryShortage, match="does not fit"):
+        preparation(replace(chosen, gpu_layers=7))(lambda _phase, _share: None, threading.Event())
+    monkeypatch.setattr(budget, "list_devices", lambda: (replace(small, free_bytes=2**33),))
     given = preparation(replace(chosen, gpu_layers=7))(lambda phase, _share: said.append(phase), threading.Event())
     assert given.placement.gpu_layers == 7
     assert len(said) == 1
