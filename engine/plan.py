@@ -25,7 +25,7 @@ CATCH_UP_SLICE_TOKENS = 128
 """A drafter further behind reads this much in one step, so that tokens keep coming."""
 PROBE_SHARE = 0.01
 """At most this share of time goes into trying what is not believed best."""
-FIRST_CREDIT_MS = 100.0
+FIRST_CREDIT_MS = 50.0
 MOST_CREDIT_MS = 1000.0
 LEAST_LOSS_MS = 1.0
 ARM_MEMORY = 0.985
@@ -175,6 +175,8 @@ class AutoPlanner(Planner):
         self._choices = [NO_MODEL, *_choices(names, look_ahead, runs_apart=runs_apart, may_branch=may_branch)]
         self._arms: dict[tuple[Choice, int], Arm] = {}
         self._chosen: dict[int, Choice] = {}
+        self._latest = self._choices[1] if names else NO_MODEL
+        """What a situation begins with whose kind was not met before; at first the first drafter alone."""
         self._credit_ms = FIRST_CREDIT_MS
         self._steps = 0
         self._plain_passes = 0
@@ -187,11 +189,7 @@ class AutoPlanner(Planner):
         ready, late = _by_readiness(situation)
         available = [choice for choice in self._choices if set(choice.drafters) <= set(ready)]
         arms = {choice: self._arm(choice, bucket, situation.context_tokens) for choice in available}
-        best = max(arms, key=lambda choice: arms[choice].tokens_per_ms)
-        usual = self._chosen.get(bucket, best)
-        if usual in arms and arms[best].tokens_per_ms < SWITCH_MARGIN * arms[usual].tokens_per_ms:
-            best = usual
-        self._chosen[bucket] = best
+        best = self._best(arms, bucket)
         pace = max(arms[best].tokens_per_ms, self._plain_pace(situation.context_tokens))
         length = min(LONGEST_DRAFT, situation.room_tokens)
         catch_up: tuple[str, ...] = ()
@@ -214,6 +212,18 @@ class AutoPlanner(Planner):
             is_probe=probe is not None,
             pace=pace,
         )
+
+    def _best(self, arms: Mapping[Choice, Arm], bucket: int) -> Choice:
+        """The fastest of those that were tried here; what was not is believed in only as far as a trial goes."""
+        usual = self._chosen.get(bucket, self._latest)
+        known = [choice for choice, arm in arms.items() if arm.last_tried or choice in (usual, NO_MODEL)]
+        best = max(known, key=lambda choice: arms[choice].tokens_per_ms)
+        if usual in arms and arms[best].tokens_per_ms < SWITCH_MARGIN * arms[usual].tokens_per_ms:
+            best = usual
+        self._chosen[bucket] = best
+        if best.drafters:
+            self._latest = best
+        return best
 
     def _plain_pace(self, context_tokens: int) -> float:
         return 1 / (self._cost.verify_ms(1, context_tokens) + self._cost.overhead_ms)

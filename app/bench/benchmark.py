@@ -158,9 +158,11 @@ class Benchmark:
         return True
 
     def _describe(self, loaded: LoadedSet) -> None:
-        kv = kv_document(loaded)
-        known = self.findings.kv.get("target")
-        self.findings.kv = {**kv, "target": f"{known}, then {kv['target']}"} if known else kv
+        known = self.findings.kv
+        self.findings.kv = {
+            name: value if known.get(name, value) == value else f"{known[name]}, then {value}"
+            for name, value in kv_document(loaded).items()
+        }
         self.findings.ceiling = self.findings.ceiling or ceiling(loaded)
 
     def _run_group(self, loaded: LoadedSet, configurations: Sequence[Configuration], *, with_peer: bool) -> None:

@@ -98,6 +98,15 @@ def test_trying_hostile_drafters_costs_two_percent_and_a_start(names: tuple[str,
     assert later_ms <= (1 + 1.25 * PROBE_SHARE) * 10_000 * PLAIN_MS  # what a probe will cost is foretold roughly
 
 
+def test_what_was_never_tried_is_only_tried_within_the_budget() -> None:
+    simulation = Simulation(("a", "b", "c"))
+    simulation.run(100, hostile)
+    assert set(simulation.believed_best) == {("a",), ()}
+    assert Counter(simulation.believed_best)["a",] <= 5
+    start_ms = simulation.time_ms - 100 * PLAIN_MS
+    assert start_ms <= 300  # a guess that fails wholly costs more than was foretold of it
+
+
 def test_trying_never_stops_though() -> None:
     simulation = Simulation(("a", "b"))
     simulation.run(4000, hostile)
