@@ -28,6 +28,10 @@ DOUBT_FACTOR = 1.6
 """Kernels make 3 tokens cost up to 1.4 times what 4 do; more than this is noise and is measured again."""
 AS_FAST_FACTOR = 1.05
 """Times closer than this are not told apart."""
+DRAFT_START_PASSES = 1
+"""A draft takes about one pass more than it has: its threads wake, and its first pass often has two tokens."""
+MOST_DRAFT_FACTOR = 1.5
+"""A draft slower than foretold by more counts as that much: a drafter that has rested reads before it drafts."""
 LEARNING_RATE = 0.08
 LOAD_RATE = 0.05
 MOST_LOAD = 8.0
@@ -143,10 +147,11 @@ class CostModel:
         return sum(self._draft[name].value if name in self._draft else self.verify_ms(1, 0) / 4 for name in names)
 
     def observe_draft(self, names: Iterable[str], tokens: int, elapsed_ms: float) -> None:
-        """Learn from a draft whose longest chain took `tokens` drafter passes."""
+        """Learn what a pass takes from a draft whose longest chain took `tokens` drafter passes."""
         if tokens:
-            key = "+".join(sorted(names))
-            self._draft.setdefault(key, Mean(elapsed_ms / tokens)).learn(elapsed_ms / tokens)
+            pass_ms = elapsed_ms / (tokens + DRAFT_START_PASSES)
+            mean = self._draft.setdefault("+".join(sorted(names)), Mean(pass_ms))
+            mean.learn(min(pass_ms, MOST_DRAFT_FACTOR * mean.value))
 
     def read_ms(self, name: str) -> float:
         """Expected time per token for a drafter to read text it has fallen behind by."""
@@ -291,7 +296,7 @@ def _doubtful(fastest: Mapping[int, float]) -> list[int]:
 class CostStore:
     """Cost models on disk: one entry for each model, device, thread count and llama.cpp version."""
 
-    VERSION = 2
+    VERSION = 3
 
     def __init__(self, path: Path | None) -> None:
         self._entries = StoredEntries(path, self.VERSION)

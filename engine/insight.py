@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.config import WeightRule
+from engine.cost import DRAFT_START_PASSES
 from engine.learning import Learning
 from engine.length import LONGEST_DRAFT
 from engine.loader import LoadedSet
@@ -98,8 +99,10 @@ def _forecast(learning: Learning, names: Sequence[str], acceptance: float, used_
     rates: list[float] = []
     expected, survival = 1.0, 1.0
     for length, ms in enumerate(pass_ms):
+        drafting_ms = 0.0
         if length:
             survival *= acceptance
             expected += survival
-        rates.append(1e3 * expected / (ms + length * draft_ms + learning.cost.overhead_ms))
+            drafting_ms = (length + DRAFT_START_PASSES) * draft_ms
+        rates.append(1e3 * expected / (ms + drafting_ms + learning.cost.overhead_ms))
     return RateForecast(tuple(names), acceptance, tuple(rates))

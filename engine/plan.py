@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from engine.acceptance import AcceptanceModel
 from engine.config import LookAhead
-from engine.cost import CostModel
+from engine.cost import DRAFT_START_PASSES, CostModel
 from engine.length import LONGEST_DRAFT, LengthRule
 from engine.types import VotedDraft
 
@@ -278,7 +278,7 @@ class AutoPlanner(Planner):
             survival *= mean
             gained += survival
             tokens = 1 + max(gained, free_tokens)
-            elapsed_ms = verify[length] + length * draft_ms + self._cost.overhead_ms
+            elapsed_ms = verify[length] + (length + DRAFT_START_PASSES) * draft_ms + self._cost.overhead_ms
             if length == 1 or tokens / elapsed_ms > best[0] / best[1]:
                 best = (tokens, elapsed_ms)
         tokens, elapsed_ms = best

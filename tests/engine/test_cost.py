@@ -93,12 +93,27 @@ def test_longer_contexts_cost_more_once_seen_and_short_ones_teach_nothing_about_
 
 def test_an_unknown_set_of_drafters_is_thought_to_take_turns_until_measured() -> None:
     cost = measured()
-    cost.observe_draft(["a"], 4, 8.0)
-    cost.observe_draft(["b"], 2, 6.0)
+    cost.observe_draft(["a"], 4, 10.0)
+    cost.observe_draft(["b"], 2, 9.0)
     assert cost.draft_ms(["b", "a"]) == 5.0
-    cost.observe_draft(["b", "a"], 10, 30.0)
+    cost.observe_draft(["b", "a"], 9, 30.0)
     assert cost.draft_ms(["a", "b"]) == 3.0
     assert cost.draft_ms([]) == 0.0
+
+
+def test_a_draft_for_which_much_was_read_first_counts_little() -> None:
+    cost = measured()
+    for _ in range(20):
+        cost.observe_draft(["a"], 3, 16.0)
+    cost.observe_draft(["a"], 1, 80.0)
+    assert 4.0 < cost.draft_ms(["a"]) < 4.3
+
+
+def test_short_and_long_drafts_teach_the_same() -> None:
+    cost = measured()
+    cost.observe_draft(["a"], 1, 8.0)
+    cost.observe_draft(["a"], 15, 64.0)
+    assert cost.draft_ms(["a"]) == 4.0
 
 
 def test_a_draft_without_a_pass_teaches_nothing() -> None:
@@ -155,10 +170,10 @@ DAMAGED = [
     "{",
     "[]",
     "\x00\x01",
-    json.dumps({"version": 2}),
+    json.dumps({"version": 3}),
     json.dumps({"version": 1, "entries": {"key": GOOD_ENTRY}}),
-    json.dumps({"version": 2, "entries": []}),
-    *(json.dumps({"version": 2, "entries": {"key": entry}}) for entry in BAD_ENTRIES),
+    json.dumps({"version": 3, "entries": []}),
+    *(json.dumps({"version": 3, "entries": {"key": entry}}) for entry in BAD_ENTRIES),
 ]
 
 
@@ -176,7 +191,7 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, conte
 
 def test_an_undamaged_entry_like_those_is_read(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"version": 2, "entries": {"key": GOOD_ENTRY}}))
+    path.write_text(json.dumps({"version": 3, "entries": {"key": GOOD_ENTRY}}))
     assert CostStore(path).load("key") is not None
 
 

@@ -175,7 +175,7 @@ def auto(draft_ms: float, mean_hits: list[bool] | None = None) -> AutoLength:
         cost.set_base(size, elapsed_ms)
     for size in range(len(MEASURED) + 1, LONGEST_DRAFT + 2):
         cost.set_base(size, MEASURED[-1] + 3.0 * (size - len(MEASURED)))
-    cost.observe_draft(["a"], 1, draft_ms)
+    cost.observe_draft(["a"], 1, 2 * draft_ms)
     acceptance = AcceptanceModel(["ngram"])
     for hit in mean_hits or []:
         acceptance.learn(["a"], draft_of("z", 0.5), 1, int(hit))
