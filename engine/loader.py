@@ -21,12 +21,12 @@ from engine.errors import IncompatibleDrafter, ModelFileError
 from engine.learning import Learning
 from engine.memory import cache_in_memory, check_memory, weights_in_memory
 from engine.prefill import PromptReader
-from engine.runtime.api import native
 from engine.runtime.context import Context, ContextSettings
 from engine.runtime.devices import choose_kv_type, has_gpu
 from engine.runtime.model import LoadCancelled, Model, check_gguf
 from engine.runtime.template import ChatTemplate
 from engine.setting import Setting, choose_setting
+from engine.stored import target_key
 
 FREE_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 TARGET_SEQUENCES = 16
@@ -243,15 +243,5 @@ def _drafter_name(path: Path, taken_names: Collection[str]) -> str:
 
 def _cost_key(config: SetConfig, context: Context) -> str:
     """Identity of the target and of everything its speed depends on."""
-    status = config.target.stat()
-    parts = (
-        config.target.name,
-        status.st_size,
-        status.st_mtime_ns,
-        native().version,
-        f"threads={context.settings.threads}",
-        f"gpu={config.placement.gpu_layers if has_gpu() else 0}",
-        context.settings.kv_type.name,
-        *(f"{Path(name).name}: {own.threads}, {own.gpu_layers}" for name, own in config.drafter_placements),
-    )
-    return " | ".join(map(str, parts))
+    placements = (f"{Path(name).name}: {own.threads}, {own.gpu_layers}" for name, own in config.drafter_placements)
+    return target_key(config, context.settings.threads, context.settings.kv_type.name, *placements)

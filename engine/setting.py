@@ -15,11 +15,12 @@ from typing import Any
 
 from engine.config import Exactness, KvType, SetConfig
 from engine.exactness import ExactnessReport, Way, probe
+from engine.memory import give_back_freed
 from engine.runtime.api import native
 from engine.runtime.context import Context, ContextSettings
 from engine.runtime.devices import choose_kv_type, has_gpu
 from engine.runtime.model import LoadCancelled, Model
-from engine.stored import StoredEntries
+from engine.stored import StoredEntries, target_key
 
 CPU_CANDIDATES = (KvType.F16, KvType.BF16, KvType.Q8_0)
 """From the fastest on, prompts included: those of a BF16 cache can be read in an F16 one and carried over."""
@@ -98,6 +99,7 @@ def choose_setting(
     if known is not None:
         return known
     setting = _measured(model, config, settings, report, cancel)
+    give_back_freed()
     store.put(key, setting.document())
     return setting
 
@@ -145,19 +147,8 @@ def _is_exact(report: ExactnessReport) -> bool:
 
 def _key(config: SetConfig, settings: ContextSettings) -> str:
     """Identity of the target and of everything its arithmetic depends on."""
-    status = config.target.stat()
-    parts = (
-        config.target.name,
-        status.st_size,
-        status.st_mtime_ns,
-        native().version,
-        native().system_info,
-        f"threads={settings.threads}",
-        f"gpu={config.placement.gpu_layers if has_gpu() else 0}",
-        f"batch={settings.batch_tokens}",
-        config.kv_type.name if config.kv_type else "",
-    )
-    return " | ".join(map(str, parts))
+    asked = config.kv_type.name if config.kv_type else ""
+    return target_key(config, settings.threads, native().system_info, f"batch={settings.batch_tokens}", asked)
 
 
 def _restored(entry: Any) -> Setting | None:

@@ -8,6 +8,25 @@ import os
 from pathlib import Path
 from typing import Any
 
+from engine.config import SetConfig
+from engine.runtime.api import native
+from engine.runtime.devices import has_gpu
+
+
+def target_key(config: SetConfig, threads: int, *more: object) -> str:
+    """Identity of a set's target and of what its passes depend on here, and of whatever more is given."""
+    status = config.target.stat()
+    parts = (
+        config.target.name,
+        status.st_size,
+        status.st_mtime_ns,
+        native().version,
+        f"threads={threads}",
+        f"gpu={config.placement.gpu_layers if has_gpu() else 0}",
+        *more,
+    )
+    return " | ".join(map(str, parts))
+
 
 class StoredEntries:
     """Entries by key. A file that is missing, damaged or of another version has none."""

@@ -31,8 +31,6 @@ RESERVE_BYTES = 300 * 2**20
 _BYTES_PER_NUMBER = {KvType.F16: 2.0, KvType.BF16: 2.0, KvType.Q8_0: 34 / 32}
 _CELL_STEP = 256
 _BOOKKEEPING_BYTES = 24 * 2**20
-_COMPARED_ROWS = 80
-"""Rows of logits that still take room after cache formats were compared: none to 195 were measured, by model."""
 _FEW_CONTEXT_TOKENS = 1024
 _ESTIMATES_ARE_WITHIN = 1.25
 """A set that finds room even if its estimate is so much too small needs no closer look."""
@@ -304,7 +302,7 @@ def _need(layout: Layout, finding: Finding | None, is_target: bool) -> MemoryNee
         mapped=round(file_bytes - gpu_share * weights_bytes),
         repacked=round(repacked_bytes * (1 - gpu_share)),
         cache=round(cache_bytes * (1 - gpu_share)),
-        compute=host_compute_bytes + output_bytes + (4 * facts.vocabulary_size * _COMPARED_ROWS if is_target else 0),
+        compute=host_compute_bytes + output_bytes,
         bookkeeping=finding.bookkeeping_bytes if finding else _BOOKKEEPING_BYTES,
         gpu=round(gpu_share * (weights_bytes + cache_bytes)) + gpu_compute_bytes,
         is_estimate=finding is None,
