@@ -40,7 +40,6 @@ fetch.</p>
 """
 
 ENDED = '<p class="q-loaded"><b>Quorum has ended.</b> <span>Start it again and reload this page.</span></p>'
-STEP_PARTS = ("plan", "draft", "vote", "verify", "sample", "other")
 KEYS_HINT = "Enter sends · Shift + Enter: new line · Esc: stop · Alt + N: new chat"
 
 
@@ -261,7 +260,7 @@ def _time_split(times: StepTimes, steps: int) -> str:
     """Where the time of a step goes, as a bar with its key."""
     if not times.total_ms:
         return ""
-    parts = [(name, getattr(times, f"{name}_ms")) for name in STEP_PARTS]
+    parts = times.parts.items()
     bar = "".join(
         f'<span data-part="{index}" style="width:{100 * ms / times.total_ms:.1f}%"></span>'
         for index, (_, ms) in enumerate(parts)

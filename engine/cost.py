@@ -146,6 +146,10 @@ class CostModel:
         # Drafters that share the cores take turns, until measured otherwise.
         return sum(self._draft[name].value if name in self._draft else self.verify_ms(1, 0) / 4 for name in names)
 
+    def drafting_ms(self, names: Iterable[str], passes: int) -> float:
+        """Expected time of a draft of so many passes; zero for none."""
+        return (passes + DRAFT_START_PASSES) * self.draft_ms(names) if passes else 0.0
+
     def observe_draft(self, names: Iterable[str], tokens: int, elapsed_ms: float) -> None:
         """Learn what a pass takes from a draft whose longest chain took `tokens` drafter passes."""
         if tokens:

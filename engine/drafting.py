@@ -248,7 +248,7 @@ class DraftApart(Drafting):
         drafts = self._panel.ask(drafters, request)
         drafted = self._cost.clock()
         draft_ms = (drafted - started) * 1e3
-        self._cost.observe_draft(names, max((drafter.last_passes for drafter in drafters), default=0), draft_ms)
+        self._cost.observe_draft(names, _most_passes(drafters), draft_ms)
         drafts = [*drafts, *hint]
         voted = vote(drafts, weights)
         proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
@@ -284,11 +284,16 @@ class DraftByDrawing:
 
         drafts = [draft for draft in self._panel.ask(drafters, request) if draft.rows]
         draft_ms = (self._cost.clock() - started) * 1e3
-        self._cost.observe_draft(names, max((drafter.last_passes for drafter in drafters), default=0), draft_ms)
+        self._cost.observe_draft(names, _most_passes(drafters), draft_ms)
         proposals = {draft.source: len(draft) for draft in drafts}
         if not drafts:
             return Ballot(VotedDraft(), proposals, draft_ms, 0.0)
         return Ballot(trunk_of(drafts), proposals, draft_ms, 0.0, drafts, Drawn(tuple(drafts), _chance(own)))
+
+
+def _most_passes(drafters: Sequence[Drafter]) -> int:
+    """Of any of them in the last draft."""
+    return max((drafter.last_passes for drafter in drafters), default=0)
 
 
 def _chance(seed: np.random.SeedSequence) -> Generator:
@@ -323,7 +328,7 @@ class DraftTogether(Drafting):
             vote_ms += (self._cost.clock() - drafted) * 1e3
             if not chosen.tokens:
                 break
-            passes += max((drafter.last_passes for drafter in drafters), default=0)
+            passes += _most_passes(drafters)
             for draft in drafts:
                 if draft.tokens:
                     proposals[draft.source] = proposals.get(draft.source, 0) + 1

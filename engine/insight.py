@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.config import WeightRule
-from engine.cost import DRAFT_START_PASSES
 from engine.learning import Learning
 from engine.length import LONGEST_DRAFT
 from engine.loader import LoadedSet
@@ -95,14 +94,11 @@ def insight(
 def _forecast(learning: Learning, names: Sequence[str], acceptance: float, used_tokens: int) -> RateForecast:
     """(1 + expected accepted) ÷ (drafting + pass + overhead), acceptances taken as independent."""
     pass_ms = learning.cost.curve(used_tokens, LONGEST_DRAFT + 1)
-    draft_ms = learning.cost.draft_ms(names)
     rates: list[float] = []
     expected, survival = 1.0, 1.0
     for length, ms in enumerate(pass_ms):
-        drafting_ms = 0.0
         if length:
             survival *= acceptance
             expected += survival
-            drafting_ms = (length + DRAFT_START_PASSES) * draft_ms
-        rates.append(1e3 * expected / (ms + drafting_ms + learning.cost.overhead_ms))
+        rates.append(1e3 * expected / (ms + learning.cost.drafting_ms(names, length) + learning.cost.overhead_ms))
     return RateForecast(tuple(names), acceptance, tuple(rates))

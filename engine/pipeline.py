@@ -179,10 +179,7 @@ class Pipeline:
 
     def _branches(self, ballot: Ballot, room: int) -> tuple[Branch, ...]:
         """Side branches that the drafts offer, to send or to learn from, where trees are allowed."""
-        if ballot.drawn is not None:
-            return ()
-        free_cells = self._context.context_tokens - len(self._tokens) - self._context.parked_tokens
-        if not self._may_branch or free_cells < 2 * MAX_DRAFT_TOKENS:
+        if ballot.drawn is not None or not self._may_branch or not self._has_cells_for_branches():
             return ()
         return tuple(
             branch.trimmed(room - branch.fork)
@@ -190,11 +187,15 @@ class Pipeline:
             if branch.fork < room
         )
 
+    def _has_cells_for_branches(self) -> bool:
+        """Whether a followed branch may leave a gap in the cache."""
+        free_cells = self._context.context_tokens - len(self._tokens) - self._context.parked_tokens
+        return free_cells >= 2 * MAX_DRAFT_TOKENS
+
     def _cut(self, ballot: Ballot, branches: Sequence[Branch], room: int, plan: Plan) -> TokenTree:
         if ballot.drawn is not None:
             # Cut by what its tokens are it would not be drawn any more.
-            free_cells = self._context.context_tokens - len(self._tokens) - self._context.parked_tokens
-            may_branch = self._setting.pass_sizes is None and free_cells >= 2 * MAX_DRAFT_TOKENS
+            may_branch = self._setting.pass_sizes is None and self._has_cells_for_branches()
             return tree_of(ballot.drawn.drafts, min(MOST_BRANCHES, self._context.spare_sequences) * may_branch)
         voted = ballot.voted.trimmed(min(room, self._sampler.allowed_length(ballot.voted.tokens)))
         branches = [branch for branch in branches if branch.fork < len(voted)]

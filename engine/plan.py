@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from engine.acceptance import AcceptanceModel
 from engine.config import LookAhead
-from engine.cost import DRAFT_START_PASSES, CostModel
+from engine.cost import CostModel
 from engine.length import LONGEST_DRAFT, LengthRule
 from engine.types import VotedDraft
 
@@ -267,10 +267,8 @@ class AutoPlanner(Planner):
         names = choice.drafters
         verify = self._cost.curve(context_tokens, LONGEST_DRAFT + 1)
         free_tokens = (0.0, 0.8, 3.0)[bucket]
-        draft_ms = self._cost.draft_ms(names)
-        if choice.look_ahead:
-            # Hidden behind the pass when the processors differ; in each other's way when they are the same.
-            draft_ms *= 0.3 if self._runs_apart else 1.5
+        # Hidden behind the pass when the processors differ; in each other's way when they are the same.
+        hidden = (0.3 if self._runs_apart else 1.5) if choice.look_ahead else 1.0
         mean = self._acceptance.mean(names) if names else 0.0
         best = (1 + free_tokens, verify[round(free_tokens)] + self._cost.overhead_ms)
         gained, survival = 0.0, 1.0
@@ -278,7 +276,7 @@ class AutoPlanner(Planner):
             survival *= mean
             gained += survival
             tokens = 1 + max(gained, free_tokens)
-            elapsed_ms = verify[length] + (length + DRAFT_START_PASSES) * draft_ms + self._cost.overhead_ms
+            elapsed_ms = verify[length] + hidden * self._cost.drafting_ms(names, length) + self._cost.overhead_ms
             if length == 1 or tokens / elapsed_ms > best[0] / best[1]:
                 best = (tokens, elapsed_ms)
         tokens, elapsed_ms = best

@@ -11,7 +11,7 @@ Nothing here computes, owns a native object or knows a thread. Terms are those o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 import numpy as np
@@ -217,6 +217,11 @@ class StepTimes:
     @property
     def total_ms(self) -> float:
         return self.plan_ms + self.draft_ms + self.vote_ms + self.verify_ms + self.sample_ms + self.other_ms
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Milliseconds by the name of the part, in the order of a step."""
+        return {part.name.removesuffix("_ms"): getattr(self, part.name) for part in fields(self)}
 
     @property
     def python_ms(self) -> float:

@@ -8,12 +8,7 @@ Chromium, as the browser tests do. Conversations are in a folder that is there f
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -22,9 +17,8 @@ from playwright.sync_api import Page, sync_playwright
 
 from app.conversations import Conversations, Turn
 from engine.types import FinishReason
+from scripts.serving import find_browser, served
 
-ROOT = Path(__file__).parents[1]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 600_000
 MARK_FIRST_WORD = """() => {
     window.sentAt = window.firstAt = null;
@@ -51,34 +45,19 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=8, help="of each conversation")
     parser.add_argument("options", nargs="*", help="for launch.py, after --, such as -- --target MODEL --threads 2")
     args = parser.parse_args()
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        sys.exit(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
+    executable = find_browser()
     with tempfile.TemporaryDirectory() as home:
-        os.environ["QUORUM_HOME"] = home
         names = {turns: fill(Path(home), turns) for turns in (1, args.turns)}
-        process = subprocess.Popen(
-            [sys.executable, "-u", "launch.py", "--no-browser", *args.options],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert process.stdout is not None
-            url = next(match[1] for line in process.stdout if (match := re.search(r"ready at (http://\S+)", line)))
-            with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
-                waits = {}
-                for turns, name in names.items():
-                    page = browser.new_page()
-                    page.set_default_timeout(PATIENCE_MS)
-                    page.goto(url)
-                    waits[turns] = _waits(page, name, turns, args.questions)
-                    page.close()
-                browser.close()
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+        with served(args.options, home) as url, sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+            waits = {}
+            for turns, name in names.items():
+                page = browser.new_page()
+                page.set_default_timeout(PATIENCE_MS)
+                page.goto(url)
+                waits[turns] = _waits(page, name, turns, args.questions)
+                page.close()
+            browser.close()
     beyond = {turns: median(seen - model for seen, model in own) for turns, own in waits.items()}
     for turns, own in waits.items():
         seen, model = (median(column) for column in zip(*own, strict=True))

@@ -2,26 +2,19 @@
 
 Nothing of yours is pictured or touched: conversations and models are in a folder that is there for this run alone.
 
-Run from the repository: `python scripts/screenshots.py`. Needs playwright and a Chromium, as the browser test does.
+Run from the repository: `python -m scripts.screenshots`. Needs playwright and a Chromium, as the browser test does.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-ROOT = Path(__file__).parents[1]
+from scripts.serving import ROOT, find_browser, served
+
 PICTURES = ROOT / "docs" / "screenshots"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 600_000
 WIDTH, HEIGHT = 1280, 800
 QUESTION = "Write a Python function that adds the numbers of a list, then write it again with a docstring."
@@ -33,23 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("options", nargs="*", help="for launch.py, after --, such as -- --target MODEL --drafters LIST")
     options = parser.parse_args().options
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        sys.exit(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
+    executable = find_browser()
     PICTURES.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as home:
-        process = subprocess.Popen(
-            [sys.executable, "-u", "launch.py", "--no-browser", *options],
-            cwd=ROOT,
-            env=os.environ | {"QUORUM_HOME": home},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            _picture_all(_url(process), executable)
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+    with tempfile.TemporaryDirectory() as home, served(options, home) as url:
+        _picture_all(url, executable)
 
 
 def _picture_all(url: str, executable: str) -> None:
@@ -58,14 +38,6 @@ def _picture_all(url: str, executable: str) -> None:
         _picture(browser, url, "light", asks=True)
         _picture(browser, url, "dark", asks=False)
         browser.close()
-
-
-def _url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if match := re.search(r"ready at (http://\S+)", line):
-            return match[1]
-    sys.exit("the server ended before it was ready")
 
 
 def _picture(browser: Browser, url: str, scheme: str, *, asks: bool) -> None:

@@ -4,7 +4,7 @@ draws nothing, and with a headless Chromium that shows it on the same cores.
 Every answer is to the same question, greedy and of the same length, so that only the reader differs; the three ways
 take turns, another one first each time. Medians are printed, and how much slower than the engine alone each is.
 
-Run from the repository: `python scripts/ui_cost.py -- --target MODEL --threads 2 --policy off`. Needs playwright and a
+Run from the repository: `python -m scripts.ui_cost -- --target MODEL --threads 2 --policy off`. Needs playwright and a
 Chromium, as the browser tests do.
 """
 
@@ -15,23 +15,22 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import httpx
 from playwright.sync_api import Page, sync_playwright
 
-ROOT = Path(__file__).parents[1]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+from scripts.serving import ROOT, find_browser, served
+
 PATIENCE_S = 600
+PAUSE_S = 0.1
 QUESTION = "Write a long story about a lighthouse keeper and the sea, in many chapters."
 SPEED = re.compile(r'id=\\?"tokens-per-second\\?">([\d.]+)<')
 
@@ -45,7 +44,8 @@ def main() -> None:
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         home = os.environ.get("QUORUM_HOME") or stack.enter_context(tempfile.TemporaryDirectory())
-        url = stack.enter_context(_served(args.options, home))
+        url = stack.enter_context(served(args.options, home))
+        _wait_for_model(url)
         ways: dict[str, Callable[[], float]] = {
             "engine alone": lambda: _alone(args.options, home, args.tokens),
             "stream read, not drawn": lambda: _read(url, args.tokens),
@@ -65,28 +65,9 @@ def main() -> None:
         print(f"{name:24}{median(own):8.2f} tokens/s   {loss:+.1f} % lost   ({', '.join(f'{one:.1f}' for one in own)})")
 
 
-@contextlib.contextmanager
-def _served(options: list[str], home: str) -> Iterator[str]:
-    """A server as a user starts it; its address once a model is loaded."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", "launch.py", "--no-browser", *options],
-        cwd=ROOT,
-        env=os.environ | {"QUORUM_HOME": home},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        url = next((match[1] for line in process.stdout if (match := re.search(r"ready at (http://\S+)", line))), "")
-        if not url:
-            sys.exit("the server ended before it was ready")
-        while httpx.get(f"{url}/health").json()["model"] is None:
-            if process.poll() is not None:
-                sys.exit("the server ended before a model was loaded")
-        yield url
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+def _wait_for_model(url: str) -> None:
+    while httpx.get(f"{url}/health").json()["model"] is None:
+        time.sleep(PAUSE_S)
 
 
 def _alone(options: list[str], home: str, tokens: int) -> float:
@@ -113,11 +94,8 @@ def _read(url: str, tokens: int) -> float:
 
 def _shown(url: str, tokens: int) -> float:
     """Ask in a browser that shows the answer as it comes."""
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        sys.exit(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.set_default_timeout(PATIENCE_S * 1000)
         page.goto(url)

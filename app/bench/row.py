@@ -12,7 +12,6 @@ from engine.types import Finished, FinishReason, Metrics, StepTimes
 NGRAM = 4
 LOOP_SHARE = 0.6
 """An answer with a smaller share of distinct 4-grams is a loop."""
-SPLIT = ("plan", "draft", "vote", "verify", "sample", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +124,7 @@ def measured(
     metrics, timings = finished.metrics, finished.timings
     seconds = timings.decode_ms / 1e3
     made = len(finished.token_ids) + (finished.reason is FinishReason.STOP)
-    split = dict.fromkeys(SPLIT, 0.0)
-    for step in times:
-        for part in SPLIT:
-            split[part] += getattr(step, f"{part}_ms") / 1e3
+    split = {part: ms / 1e3 for part, ms in sum(times, StepTimes()).parts.items()}
     row = Row(
         prompt_id=prompt_id,
         category=category,

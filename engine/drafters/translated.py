@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from engine.drafters.base import Drafter, DraftRequest, Score, finished
 from engine.drafters.model import ModelDrafter
+from engine.prefix import shared_prefix
 from engine.runtime.vocabulary import Vocabulary
 from engine.types import Draft
 
@@ -39,8 +40,7 @@ class TranslatedDrafter(Drafter):
         self._score = Score()
 
     def begin(self, tokens: Sequence[int]) -> None:
-        shared = next((at for at, (a, b) in enumerate(zip(tokens, self._committed, strict=False)) if a != b), None)
-        self._known = min(self._known, len(tokens) if shared is None else shared)
+        self._known = min(self._known, shared_prefix(tokens, self._committed))
         self._committed = list(tokens)
         self._last = ()
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
-ROOT = Path(__file__).parents[2]
+import scripts.serving
+from scripts.serving import ROOT
+
 PATIENCE_MS = 180_000
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -34,6 +35,14 @@ class Server:
 
     url: str
     said: list[str]
+
+
+def find_browser() -> str:
+    """A Chromium of this machine; skips the test where there is none."""
+    try:
+        return scripts.serving.find_browser()
+    except SystemExit as reason:
+        pytest.skip(str(reason))
 
 
 @contextmanager

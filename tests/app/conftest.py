@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +13,7 @@ from app.conversations import Conversations
 from app.jobs import Job, Preparation
 from app.service import Service
 from engine.config import GenerationSettings, ModelPlacement, Policy, PolicyKind, Sampling, SetConfig, Speculation
-from tests.app.browser import ARGUMENTS, BROWSERS, PATIENCE_MS
+from tests.app.browser import ARGUMENTS, PATIENCE_MS, find_browser
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 
@@ -92,9 +91,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
+    executable = find_browser()
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import socketserver
 import subprocess
 import sys
@@ -25,11 +24,11 @@ from playwright.sync_api import Error, Page, expect, sync_playwright
 from engine.config import SetConfig
 from tests.app.browser import (
     ARGUMENTS,
-    BROWSERS,
     PATIENCE_MS,
     Server,
     answer_longer_than,
     ask,
+    find_browser,
     open_tab,
     send,
     serving,
@@ -88,9 +87,7 @@ def wall(tmp_path: Path) -> Wall:
 @pytest.fixture
 def walled_page(asked_of_proxy: tuple[int, list[str]]) -> Iterator[Page]:
     """A page of a browser for which all but this machine lies behind the proxy."""
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no Chromium on this machine (looked for {', '.join(BROWSERS)})")
+    executable = find_browser()
     port, _ = asked_of_proxy
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:

@@ -87,7 +87,7 @@ def helpful(plan: Plan, _step: int) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c"), ("a", "b", "c", "d")])
-def test_trying_hostile_drafters_costs_two_percent_and_a_start(names: tuple[str, ...]) -> None:
+def test_trying_hostile_drafters_costs_a_small_share_and_a_start(names: tuple[str, ...]) -> None:
     simulation = Simulation(names)
     simulation.run(2000, hostile)
     start_ms = simulation.time_ms - 2000 * PLAIN_MS
@@ -192,7 +192,7 @@ def test_a_drafter_that_once_disappointed_is_heard_again_in_later_answers() -> N
 
 
 @pytest.mark.parametrize("prompt_tokens", [20, 80, 400])
-def test_a_hostile_drafters_reading_is_paid_from_the_same_two_percent(prompt_tokens: int) -> None:
+def test_a_hostile_drafters_reading_is_paid_from_the_same_share(prompt_tokens: int) -> None:
     conversation = Conversation(prompt_tokens, read_ms=1.5)
     for _ in range(10):
         conversation.answer(hostile)
