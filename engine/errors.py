@@ -9,6 +9,8 @@ and what to do about it. A wrong call from our own code raises `ValueError`; a b
     ├── IncompatibleDrafter a drafter whose vocabulary is not the target's
     ├── MemoryShortage      weights, KV cache and buffers do not fit
     ├── PromptError         a prompt the model cannot take: empty, or longer than the context
+    ├── PoolFull            more requests than may wait
+    ├── PoolClosed          the set that would have answered is put away
     ├── SettingError        an option whose value makes no sense
     └── DecodeError         llama.cpp refused a pass
 """
@@ -36,6 +38,14 @@ class MemoryShortage(QuorumError):
 
 class PromptError(QuorumError):
     """The prompt is empty or does not fit in the context; the message gives both lengths."""
+
+
+class PoolFull(QuorumError):
+    """As many requests wait as may; the message gives their number."""
+
+
+class PoolClosed(QuorumError):
+    """The set that would have answered a request is put away."""
 
 
 class SettingError(QuorumError):

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from engine.drafting import Panel
 from engine.runtime.context import Context
 
+CHECKS_VARIABLE = "QUORUM_CHECKS"
+"""Environment variable that has every step checked; for finding faults, not for speed."""
+
 
 def check_step(context: Context, sequence: int, tokens: Sequence[int], panel: Panel, *, ended: bool) -> None:
     """Check the target's cache and every drafter against the committed tokens.

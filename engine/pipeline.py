@@ -8,7 +8,7 @@ next pass.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from engine.branches import side_branches
@@ -58,6 +58,28 @@ class LookAheadOutcome:
     proposed: int = 0
     drafted: int = 0
     unused: int = 0
+
+
+def emission(sent: TokenTree, verdict: Verdict, end_tokens: Container[int]) -> tuple[tuple[EmittedToken, ...], bool]:
+    """What a verdict adds to the answer, up to an end token; and whether there was one."""
+    chosen = [*verdict.path(sent.trunk.tokens), verdict.final]
+    end = next((index for index, token in enumerate(chosen) if token in end_tokens), None)
+    return tuple(_origin(index, token, sent, verdict) for index, token in enumerate(chosen[:end])), end is not None
+
+
+def _origin(index: int, token: int, sent: TokenTree, verdict: Verdict) -> EmittedToken:
+    trunk, branch = sent.trunk, verdict.branch
+    if index < verdict.on_trunk:
+        return EmittedToken(
+            token, Provenance.ACCEPTED, trunk.proposers[index], trunk.agreement[index], trunk.probabilities[index]
+        )
+    if branch is not None and index < verdict.accepted:
+        probability = branch.probabilities[index - branch.fork]
+        return EmittedToken(token, Provenance.ACCEPTED, (branch.source,), 0.0, probability)
+    if not len(sent):
+        return EmittedToken(token, Provenance.PLAIN)
+    end = len(trunk) if branch is None else branch.fork + len(branch)
+    return EmittedToken(token, Provenance.BONUS if verdict.accepted == end else Provenance.CORRECTED)
 
 
 class Pipeline:
@@ -241,10 +263,7 @@ class Pipeline:
 
     def _commit(self, sent: TokenTree, verdict: Verdict) -> tuple[tuple[EmittedToken, ...], bool]:
         """Append what the target chose, up to an end token; every cache follows."""
-        chosen = [*verdict.path(sent.trunk.tokens), verdict.final]
-        end = next((index for index, token in enumerate(chosen) if token in self._end_tokens), None)
-        ended = end is not None
-        emitted = tuple(self._origin(index, token, sent, verdict) for index, token in enumerate(chosen[:end]))
+        emitted, ended = emission(sent, verdict, self._end_tokens)
         self._tokens.extend(token.id for token in emitted)
         if ended:
             # The end token itself belongs to the template's text, which a next turn brings along.
@@ -252,20 +271,6 @@ class Pipeline:
         self._panel.accept([token.id for token in emitted])
         self._emitted += len(emitted)
         return emitted, ended
-
-    def _origin(self, index: int, token: int, sent: TokenTree, verdict: Verdict) -> EmittedToken:
-        trunk, branch = sent.trunk, verdict.branch
-        if index < verdict.on_trunk:
-            return EmittedToken(
-                token, Provenance.ACCEPTED, trunk.proposers[index], trunk.agreement[index], trunk.probabilities[index]
-            )
-        if branch is not None and index < verdict.accepted:
-            probability = branch.probabilities[index - branch.fork]
-            return EmittedToken(token, Provenance.ACCEPTED, (branch.source,), 0.0, probability)
-        if not len(sent):
-            return EmittedToken(token, Provenance.PLAIN)
-        end = len(trunk) if branch is None else branch.fork + len(branch)
-        return EmittedToken(token, Provenance.BONUS if verdict.accepted == end else Provenance.CORRECTED)
 
     def _learn(
         self,

@@ -142,7 +142,7 @@ class PromptReader:
         """Read a stretch at whose start the sequence ends."""
         context = self._context
         context.hold_alone(sequence)
-        with contextlib.closing(_fast_context(context, stretch.end)) as fast:
+        with contextlib.closing(fast_context(context, stretch.end)) as fast:
             own = fast.allocate()
             before = context.state(sequence) if stretch.start else None
             if before is not None:
@@ -163,7 +163,7 @@ class PromptReader:
         yield stretch.end
 
 
-def _fast_context(context: Context, tokens: int) -> Context:
+def fast_context(context: Context, tokens: int) -> Context:
     """A context of the same model with an F16 cache, for one sequence of so many tokens.
 
     Raises:
@@ -187,7 +187,7 @@ def _fault(context: Context) -> str:
     sequence = context.allocate()
     try:
         context.hold_alone(sequence)
-        with contextlib.closing(_fast_context(context, PROBED_TOKENS)) as fast:
+        with contextlib.closing(fast_context(context, PROBED_TOKENS)) as fast:
             own = fast.allocate()
             fast.decode([Run(own, text[:-1], 0)])
             carried = fast.state(own)

@@ -136,9 +136,13 @@ class Context:
     def allocate(self) -> int:
         """A free, empty sequence."""
         self._check_owner()
+        sequence = self._unused_sequence()
+        self._lengths[sequence] = 0
+        return sequence
+
+    def _unused_sequence(self) -> int:
         for sequence in range(self.settings.max_sequences):
             if sequence not in self._lengths and sequence != self._parking:
-                self._lengths[sequence] = 0
                 return sequence
         raise ValueError(f"all {self.settings.max_sequences} sequences are in use")
 
@@ -167,9 +171,10 @@ class Context:
             raise ValueError(f"sequence {sequence} has {current} tokens, cannot be cut to {length}")
         if length == current:
             return
-        self._cut(sequence, length if self._sees_back_from(sequence, length) else 0)
+        self._cut(sequence, length if self.sees_back_from(sequence, length) else 0)
 
-    def _sees_back_from(self, sequence: int, length: int) -> bool:
+    def sees_back_from(self, sequence: int, length: int) -> bool:
+        """Whether all is held that a token after the first `length` ones would look back on."""
         window = self.model.window_tokens
         if not window or not length:
             return True
@@ -210,6 +215,13 @@ class Context:
         assert sequence not in self._put_aside, "only what is in the cache can be read"
         return np.frombuffer(self._state(sequence), np.uint8)
 
+    def take_beyond(self, sequence: int, length: int) -> StateBytes:
+        """The state of a sequence beyond its first tokens, which the cache forgets: what is left can only be freed."""
+        self._check_owner()
+        if length:
+            self._lib.llama_memory_seq_rm(self._memory, sequence, 0, length)
+        return self.state(sequence)
+
     def replace(self, sequence: int, state: StateBytes, length: int) -> None:
         """Let a sequence that has the cache for itself hold what a state does.
 
@@ -245,12 +257,12 @@ class Context:
         assert written_bytes == size_bytes, "the size is what was told"
         return state
 
-    def copy(self, source: int) -> int:
-        """A new sequence with the same tokens; the cells are shared, not copied."""
+    def copy(self, source: int, length: int | None = None) -> int:
+        """A new sequence with the same first tokens, or all of them; the cells are shared, not copied."""
         assert source not in self._put_aside, "only what is in the cache can be copied"
         branch = self.allocate()
-        self._lib.llama_memory_seq_cp(self._memory, source, branch, -1, -1)
-        self._lengths[branch] = self._lengths[source]
+        self._lib.llama_memory_seq_cp(self._memory, source, branch, -1, -1 if length is None else length)
+        self._lengths[branch] = self._lengths[source] if length is None else length
         return branch
 
     def duplicate(self, source: int) -> int:
@@ -286,8 +298,7 @@ class Context:
         """Cut a sequence to its first `kept` tokens, but let no token come to lie in the cells of the others."""
         self._check_owner()
         if self._parking is None:
-            self._parking = self.allocate()
-            del self._lengths[self._parking]
+            self._parking = self._unused_sequence()
         self._lib.llama_memory_seq_cp(self._memory, sequence, self._parking, kept, -1)
         self._lib.llama_memory_seq_rm(self._memory, sequence, kept, -1)
         self.parked_tokens += self._lengths[sequence] - kept

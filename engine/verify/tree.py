@@ -41,7 +41,9 @@ class Verification:
     sample_ms: float
 
 
-def verify(context: Context, candidates: Sequence[Candidate], clock: Callable[[], float]) -> Verification:
+def verify(
+    context: Context, candidates: Sequence[Candidate], clock: Callable[[], float], reading: Sequence[Run] = ()
+) -> Verification:
     """Score all candidates in one pass and roll every sequence back to its accepted path.
 
     Afterwards a sequence holds the pending and the accepted draft tokens; the final token is the next pending one.
@@ -50,6 +52,7 @@ def verify(context: Context, candidates: Sequence[Candidate], clock: Callable[[]
         context: The target's; it has a spare sequence for every branch.
         candidates: At most one for each sequence.
         clock: Gives seconds.
+        reading: What else enters in the same pass, without outputs: of sequences that are no candidate's.
 
     Raises:
         DecodeError: the pass failed; all sequences are as before it.
@@ -58,7 +61,7 @@ def verify(context: Context, candidates: Sequence[Candidate], clock: Callable[[]
     copies = [[context.copy(candidate.sequence) for _ in candidate.branches] for candidate in candidates]
     runs = [run for pair in zip(candidates, copies, strict=True) for run in _runs(*pair)]
     try:
-        context.decode(runs)
+        context.decode([*runs, *reading])
     except BaseException:
         for copy in itertools.chain.from_iterable(copies):
             context.free(copy)

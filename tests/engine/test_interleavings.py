@@ -27,9 +27,9 @@ from engine.config import (
     VoteMode,
     WeightRule,
 )
-from engine.invariants import check_step
+from engine.invariants import CHECKS_VARIABLE, check_step
 from engine.loader import LoadedSet
-from engine.session import CHECKS_VARIABLE, Session
+from engine.session import Session
 from engine.types import Finished, FinishReason, StepDone
 from tests.engine.conftest import PLAIN, answer, never
 from tests.engine.making import TINY_TOKENS, write_tiny_llama

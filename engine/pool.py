@@ -1,0 +1,640 @@
+"""Several requests that share one loaded set: each pass of the target carries a token of every one of them.
+
+A round admits what there is room for, reads a slice of one prompt, and lets every answer go on in one pass. The answers
+are those that each request would have had alone, wherever the set's setting measures exact: the cache keeps each
+sequence in the order of its tokens (`engine.runtime.shared`), prompts are read as a session reads them
+(`engine.reading`), and text, limits and stop rules are a session's own (`engine.answer`).
+
+The thread that owns the loaded set makes, steps and closes the pool; `submit` and the tickets are for any thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from engine.answer import Answer
+from engine.config import MAX_DRAFT_TOKENS
+from engine.drafting import Panel
+from engine.errors import PoolClosed, PoolFull, PromptError, QuorumError
+from engine.invariants import CHECKS_VARIABLE
+from engine.loader import LoadedSet, target_settings
+from engine.memory import cache_in_memory, check_memory
+from engine.metrics import Ledger, Pace
+from engine.pipeline import StepResult, emission
+from engine.prefill import Part, Stretch, stretches, usable_prefix
+from engine.prefix import shared_prefix
+from engine.reading import Reading
+from engine.runtime.context import PassCancelled, Run
+from engine.runtime.devices import has_gpu
+from engine.runtime.sampler import Sampler
+from engine.runtime.shared import SharedContext
+from engine.runtime.state import StateBytes
+from engine.shelf import Cached, Shelf
+from engine.ticket import PoolRequest, Ticket
+from engine.types import (
+    Finished,
+    FinishReason,
+    Metrics,
+    PrefillProgress,
+    Provenance,
+    SpeculationState,
+    StepRecord,
+    StepTimes,
+    Timings,
+    TokenTree,
+    Verdict,
+    VotedDraft,
+)
+from engine.verify.tree import Candidate, Verification, verify
+
+__all__ = ["Pool", "PoolRequest", "PoolSettings", "PoolStatistics", "Ticket"]
+
+EXPECTED_ANSWER_TOKENS = 256
+"""Room that an answer is foreseen to take where no smaller limit is set; those that take more find it later."""
+GATHERED_CELLS = 256
+"""So many cells are to be free after they were gathered, where something can go for it: gathering takes a while."""
+SLICE_TOKENS = 16
+"""Tokens of a prompt in a pass that carries answers too; on a processor without a GPU, no dearer a token than more."""
+GPU_SLICE_TOKENS = 256
+TIMED = ("prefill_ms", "draft_ms", "verify_ms", "sample_ms", "other_ms")
+SPARE_SEQUENCES = 2
+"""One holds what is out of use, another what is being carried."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How much a pool holds."""
+
+    most_active: int = 8
+    """Requests that are answered at the same time."""
+    most_waiting: int = 64
+    """Requests that wait for that; more are refused."""
+    context_tokens: int | None = None
+    """Tokens in the cache that all requests share; None: as many as the set's own context holds."""
+    most_kept: int = 8
+    """Ended requests whose tokens are kept for others that begin the same."""
+
+    def __post_init__(self) -> None:
+        for name in ("most_active", "most_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, found {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """Counts since the pool was made, and how it stands."""
+
+    exactness: str
+    """Whether requests say what they would alone, in a clause."""
+    active: int = 0
+    put_aside: int = 0
+    """Of the active, those that wait in memory for room in the cache."""
+    waiting: int = 0
+    done: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    rounds: int = 0
+    passes: int = 0
+    """Passes of the target that carried answers."""
+    carried_answers: int = 0
+    """Answers in all these passes together."""
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Of the prompts' tokens, those that were in the cache already."""
+    tokens: int = 0
+    """Emitted."""
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    gathered: int = 0
+    """How often the cells of the cache were brought together."""
+    free_cells: int = 0
+    prefill_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    sample_ms: float = 0.0
+    other_ms: float = 0.0
+
+    @property
+    def mean_batch(self) -> float | None:
+        """Answers in a pass; None before the first."""
+        return self.carried_answers / self.passes if self.passes else None
+
+
+class _Active:
+    """A request that is being read or answered."""
+
+    def __init__(
+        self, ticket: Ticket, sequence: int, sampler: Sampler, ledger: Ledger, reading: Reading, started: float
+    ) -> None:
+        self.ticket = ticket
+        self.sequence = sequence
+        self.sampler = sampler
+        self.ledger = ledger
+        self.reading: Reading | None = reading
+        """None once the prompt is read."""
+        self.started = started
+        self.answer: Answer | None = None
+        """None until the prompt is read."""
+        self.tokens = list(ticket.request.prompt)
+        """Committed."""
+        self.put_aside: StateBytes | None = None
+        """What the cache held of it, while it waits for room; it has no sequence then."""
+        self.panel = Panel(())
+        self.pace = Pace()
+        self.active: frozenset[str] = frozenset()
+        """Drafters that took part in the last step."""
+        self._held: frozenset[Stretch] = frozenset()
+
+    @property
+    def cached(self) -> Cached:
+        """What the cache holds of it."""
+        held = self._held if self.reading is None else self.reading.held
+        return Cached(self.sequence, self.tokens, held)
+
+    @property
+    def expected_tokens(self) -> int:
+        """How many tokens will still enter the cache, as far as room for them is foreseen."""
+        request = self.ticket.request
+        remaining = request.settings.max_tokens if self.answer is None else self.answer.remaining_tokens
+        unread = 0 if self.reading is None else len(request.prompt) - self.reading.done_tokens
+        return unread + (EXPECTED_ANSWER_TOKENS if remaining is None else min(remaining, EXPECTED_ANSWER_TOKENS))
+
+    def end_reading(self) -> None:
+        """The prompt is read."""
+        assert self.reading is not None
+        self._held = self.reading.held
+        self.reading = None
+
+    def check(self, context: SharedContext) -> None:
+        """Check the cache against the committed tokens.
+
+        Raises:
+            AssertionError: they do not agree.
+        """
+        if self.put_aside is not None:
+            return
+        cached = context.length(self.sequence)
+        pending = len(self.tokens) - cached
+        assert pending == 1 or self.reading is not None, f"{pending} tokens are pending instead of one"
+
+    def close(self) -> None:
+        """Free what is native, the sequence aside."""
+        self.sampler.close()
+        if self.reading is not None:
+            held = self.reading.held
+            self.reading.close()
+            self.reading, self._held = None, held
+
+
+class Pool:
+    """Answers requests side by side. Owned by the thread that owns the set; `submit` is for any thread."""
+
+    def __init__(
+        self, loaded: LoadedSet, settings: PoolSettings | None = None, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        """Make a second context on the set's target.
+
+        Args:
+            loaded: The set that answers; it is not closed with the pool.
+            settings: How much the pool holds.
+            wake: Called, by any thread, when there is something new to do.
+
+        Raises:
+            MemoryShortage: the cache finds no room.
+            DecodeError: no context could be made.
+        """
+        self.settings = settings or PoolSettings()
+        self._set = loaded
+        self._wake_owner = wake
+        self._clock = loaded.learning.cost.clock
+        self._can_roll_back = loaded.model.can_roll_back
+        # Cells of another order would show in what a recurrent model says; it answers one request at a time.
+        self._most_active = self.settings.most_active if self._can_roll_back else 1
+        tokens = self.settings.context_tokens or loaded.context.context_tokens
+        self._most_rows = max(self._most_active, MAX_DRAFT_TOKENS + 1)
+        """Tokens of answers in one pass."""
+        sequences = self._most_active + self.settings.most_kept + SPARE_SEQUENCES
+        needed_bytes = cache_in_memory(loaded.model, loaded.config.placement, tokens)
+        check_memory(loaded.config.target, needed_bytes, f"a cache of {tokens} tokens for several requests")
+        shape = target_settings(loaded.config, tokens)
+        self._slice_tokens = min(GPU_SLICE_TOKENS if has_gpu() else SLICE_TOKENS, shape.batch_tokens)
+        self._context = SharedContext(
+            loaded.model,
+            replace(
+                shape,
+                kv_type=loaded.setting.kv_type,
+                max_outputs=max(self._most_rows, sequences),
+                max_sequences=sequences,
+                batch_tokens=max(shape.batch_tokens, self._most_rows + self._slice_tokens),
+            ),
+        )
+        self._limit = min(self._context.context_tokens, loaded.context.context_tokens)
+        """Tokens of one request, its answer included: as in a session."""
+        self._shelf = Shelf(self._context, self.settings.most_kept if self._can_roll_back else 0)
+        self._active: list[_Active] = []
+        """In the order of their admission."""
+        self._lock = threading.Lock()
+        self._waiting: deque[Ticket] = deque()
+        self._is_closed = False
+        self._awake = threading.Event()
+        self._is_checked = bool(os.environ.get(CHECKS_VARIABLE))
+        self._exactness = _exactness(loaded)
+        self._counts: Counter[str] = Counter()
+        self._times: dict[str, float] = dict.fromkeys(TIMED, 0.0)
+        self._statistics = PoolStatistics(self._exactness)
+        self._tell()
+
+    @property
+    def statistics(self) -> PoolStatistics:
+        """A snapshot; may be read from any thread."""
+        return replace(self._statistics, waiting=len(self._waiting))
+
+    def submit(self, request: PoolRequest) -> Ticket:
+        """Ask for an answer; any thread may.
+
+        Raises:
+            PromptError: the prompt is empty or cannot fit.
+            PoolFull: as many requests wait as may.
+            PoolClosed: the pool is closed.
+        """
+        if not request.prompt:
+            raise PromptError("the prompt is empty; write something to answer")
+        if len(request.prompt) >= self._limit:
+            raise PromptError(
+                f"the prompt has {len(request.prompt)} tokens and a request holds {self._limit}, its answer included; "
+                "shorten it, or load the model with a larger context"
+            )
+        ticket = Ticket(request, self._wake)
+        with self._lock:
+            if self._is_closed:
+                raise PoolClosed("the model that would answer is being put away; ask again when one is loaded")
+            if len(self._waiting) >= self.settings.most_waiting:
+                raise PoolFull(f"{len(self._waiting)} requests are waiting already; ask again later")
+            self._waiting.append(ticket)
+        self._wake()
+        return ticket
+
+    def _wake(self) -> None:
+        self._awake.set()
+        self._wake_owner()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until a request comes or is cancelled; whether one was before the time-out."""
+        is_awake = self._awake.wait(timeout_s)
+        self._awake.clear()
+        return is_awake
+
+    def step(self) -> bool:
+        """One round; False when there was nothing to do."""
+        started = self._clock()
+        before = self._accounted_ms()
+        self._end_cancelled()
+        self._admit()
+        if not self._active:
+            self._tell()
+            return False
+        self._carry()
+        self._make_room(self._most_rows + self._slice_tokens)
+        self._bring_back()
+        self._pass()
+        if self._is_checked:
+            self.check()
+        self._counts["rounds"] += 1
+        self._times["other_ms"] += (self._clock() - started) * 1e3 - (self._accounted_ms() - before)
+        self._tell()
+        return True
+
+    def close(self) -> None:
+        """End every request as if it were cancelled, and free the cache. Safe to call twice."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        for ticket in waiting:
+            self._give_up(ticket)
+        for active in list(self._active):
+            self._finish(active, FinishReason.CANCELLED)
+        self._tell()
+        self._context.close()
+
+    def check(self) -> None:
+        """Check what must hold between two rounds.
+
+        Raises:
+            AssertionError: something does not hold; the message says what.
+        """
+        self._context.check()
+        for active in self._active:
+            active.check(self._context)
+
+    # Admission and room.
+
+    def _end_cancelled(self) -> None:
+        for active in list(self._active):
+            if active.ticket.cancelled.is_set():
+                self._finish(active, FinishReason.CANCELLED)
+        with self._lock:
+            gone = [ticket for ticket in self._waiting if ticket.cancelled.is_set()]
+            for ticket in gone:
+                self._waiting.remove(ticket)
+        for ticket in gone:
+            self._give_up(ticket)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        """End a request that was not begun."""
+        request = ticket.request
+        state = SpeculationState(False, "off: cancelled before it began")
+        metrics = Metrics(prompt_tokens=len(request.prompt))
+        seed = request.settings.sampling.seed or 0
+        ticket.put(Finished(FinishReason.CANCELLED, "", (), seed, metrics, Timings(), state))
+        self._counts["cancelled"] += 1
+
+    def _admit(self) -> None:
+        """Begin the request that has waited longest when the one before it is read and there is room for it."""
+        while self._waiting and not any(active.reading for active in self._active):
+            if len(self._active) >= self._most_active or any(active.put_aside is not None for active in self._active):
+                return
+            ticket = self._waiting[0]
+            source, shared = self._source(ticket.request)
+            if self._active and not self._fits(ticket.request, source, shared):
+                return
+            with self._lock:
+                self._waiting.popleft()
+            try:
+                self._begin(ticket, source, shared)
+            except QuorumError as error:
+                ticket.put(error)
+                self._counts["failed"] += 1
+
+    def _source(self, request: PoolRequest) -> tuple[Cached | None, int]:
+        """The cached sequence that a prompt can go on from, and how many of its tokens stay."""
+        best: tuple[Cached | None, int] = (None, 0)
+        if not self._can_roll_back:
+            return best
+        wanted = self._wanted(request)
+        for cached in (*self._shelf, *(active.cached for active in self._active if active.put_aside is None)):
+            shared = shared_prefix(cached.tokens, request.prompt)
+            shared = min(shared, self._context.length(cached.sequence), len(request.prompt) - 1)
+            shared = usable_prefix(shared, wanted, cached.held)
+            if shared > best[1] and self._context.sees_back_from(cached.sequence, shared):
+                best = (cached, shared)
+        return best
+
+    def _wanted(self, request: PoolRequest) -> frozenset[Stretch]:
+        """Stretches of the prompt that are carried, as a session carries them."""
+        parts: Sequence[Part] = ((0, len(request.prompt)),) if request.parts is None else request.parts
+        if self._set.model.window_tokens:
+            # The state of a sequence leaves out what is beyond the window, so no stretch can go on from another.
+            parts = [part for part in parts if part[0] == 0]
+        return stretches(parts) if self._set.reader.carries else frozenset()
+
+    def _fits(self, request: PoolRequest, source: Cached | None, shared: int) -> bool:
+        """Whether a request, and all that are answered, will find room as far as can be foreseen."""
+        sequences = [active.sequence for active in self._active if active.put_aside is None]
+        is_live = source is not None and source.sequence in sequences
+        limit = request.settings.max_tokens
+        answer_tokens = EXPECTED_ANSWER_TOKENS if limit is None else min(limit, EXPECTED_ANSWER_TOKENS)
+        needed = len(request.prompt) - shared * is_live + answer_tokens
+        foreseen = sum(active.expected_tokens for active in self._active)
+        return needed + foreseen + self._margin <= self._context.context_tokens - self._context.cells_of(sequences)
+
+    @property
+    def _margin(self) -> int:
+        """Cells that are to be free between two rounds, besides those for what the next one adds."""
+        return min(GATHERED_CELLS, self._context.context_tokens // 8)
+
+    def _begin(self, ticket: Ticket, source: Cached | None, shared: int) -> None:
+        request = ticket.request
+        started = time.perf_counter()
+        settings = request.settings
+        vocabulary = self._set.model.vocabulary
+        sampler = Sampler(settings.sampling, vocabulary, request.prompt, settings.top_log_probabilities)
+        if source is None:
+            sequence = self._context.allocate()
+        else:
+            sequence = self._context.copy(source.sequence, shared)
+            self._shelf.use(source)
+        held = frozenset(one for one in source.held if one.end <= shared) if source else frozenset()
+        reading = Reading(self._context, sequence, request.prompt, self._wanted(request), held)
+        self._counts["prompt_tokens"] += len(request.prompt)
+        self._counts["reused_tokens"] += shared
+        active = _Active(ticket, sequence, sampler, Ledger(len(request.prompt), shared), reading, started)
+        self._active.append(active)
+        self._heed(active)
+
+    def _make_room(self, cells: int) -> None:
+        """Let so many cells be free: what was kept longest goes first, then the youngest answers are put aside."""
+        context = self._context
+        if context.free_cells >= cells:
+            return
+        wanted = min(cells + self._margin, context.context_tokens)
+        while len(self._shelf) and context.context_tokens - context.live_cells < wanted:
+            self._shelf.drop_oldest()
+        while context.context_tokens - context.live_cells < wanted:
+            movable = [active for active in self._active if active.reading is None and active.put_aside is None]
+            if len(movable) + any(active.reading for active in self._active) < 2:
+                break
+            youngest = movable[-1]
+            youngest.put_aside = context.take_beyond(youngest.sequence, 0)
+            context.free(youngest.sequence)
+        if context.has_gaps:
+            context.gather()
+            self._counts["gathered"] += 1
+
+    def _bring_back(self) -> None:
+        """Let answers that were put aside go on, the oldest first, where there is room for them again."""
+        for active in self._active:
+            if active.put_aside is None:
+                continue
+            others = [one for one in self._active if one.put_aside is None]
+            context = self._context
+            foreseen = sum(one.expected_tokens for one in (*others, active))
+            needed = len(active.tokens) + foreseen + self._margin
+            if others and needed > context.context_tokens - context.cells_of([one.sequence for one in others]):
+                return
+            self._make_room(len(active.tokens) + self._most_rows + self._slice_tokens)
+            active.sequence = context.allocate()
+            context.append(active.sequence, active.put_aside, len(active.tokens) - 1)
+            active.put_aside = None
+
+    # A round.
+
+    def _carry(self) -> None:
+        """Read a slice of a stretch that is carried, where one comes next."""
+        active = next((active for active in self._active if active.reading), None)
+        if active is None or active.reading is None or not active.reading.carried_tokens:
+            return
+        started = self._clock()
+        self._make_room(active.reading.carried_tokens + self._most_rows)
+        try:
+            active.reading.carry(active.ticket.cancelled)
+        except PassCancelled:
+            return
+        except QuorumError as error:
+            self._fail(active, error)
+            return
+        finally:
+            self._times["prefill_ms"] += (self._clock() - started) * 1e3
+        self._heed(active)
+
+    def _pass(self) -> None:
+        """Let every answer go on, and a prompt that is read, in one pass."""
+        reader = next((active for active in self._active if active.reading), None)
+        batch = [active for active in self._active if active.reading is None and active.put_aside is None]
+        slices: list[Run] = []
+        if reader is not None and reader.reading is not None and not reader.reading.carried_tokens:
+            size = self._slice_tokens if batch else self._context.settings.batch_tokens
+            slices = [reader.reading.slice(size)]
+        if not batch:
+            if reader is not None and slices:
+                self._read_alone(reader, slices[0])
+            return
+        self._counts["passes"] += 1
+        self._counts["carried_answers"] += len(batch)
+        candidates = [Candidate(one.sequence, one.tokens[-1], (), one.sampler) for one in batch]
+        try:
+            verification = verify(self._context, candidates, self._clock, slices)
+        except QuorumError as error:
+            for active in batch if reader is None else (*batch, reader):
+                self._fail(active, error)
+            return
+        rows = len(batch)
+        read = sum(len(run.tokens) for run in slices)
+        self._times["verify_ms"] += verification.verify_ms * rows / (rows + read)
+        self._times["prefill_ms"] += verification.verify_ms * read / (rows + read)
+        self._times["sample_ms"] += verification.sample_ms
+        for active, verdict in zip(batch, verification.verdicts, strict=True):
+            self._commit(active, TokenTree(VotedDraft()), verdict, verification)
+        if reader is not None and slices:
+            self._heed(reader)
+
+    def _read_alone(self, active: _Active, run: Run) -> None:
+        started = self._clock()
+        try:
+            self._context.decode([run], active.ticket.cancelled)
+        except PassCancelled:
+            return
+        except QuorumError as error:
+            self._fail(active, error)
+            return
+        finally:
+            self._times["prefill_ms"] += (self._clock() - started) * 1e3
+        self._heed(active)
+
+    def _heed(self, active: _Active) -> None:
+        """Tell how far a prompt is read, and begin its answer when it is."""
+        assert active.reading is not None
+        active.ticket.put(PrefillProgress(active.reading.done_tokens, len(active.ticket.request.prompt)))
+        if active.reading.is_done:
+            active.end_reading()
+            active.answer = self._answer(active)
+
+    def _answer(self, active: _Active) -> Answer:
+        request = active.ticket.request
+        answer = Answer(
+            self._set,
+            request.settings,
+            len(request.prompt),
+            active.ledger,
+            active.sampler,
+            request.starts_thinking,
+            active.started,
+        )
+        answer.attach(active, active.panel)
+        return answer
+
+    def _commit(self, active: _Active, sent: TokenTree, verdict: Verdict, verification: Verification) -> None:
+        """Append what the target chose, and tell the reader."""
+        emitted, ended = emission(sent, verdict, self._set.model.vocabulary.end_tokens)
+        active.tokens.extend(token.id for token in emitted)
+        if ended:
+            # The end token itself belongs to the template's text, which a next turn brings along.
+            length = self._context.length(active.sequence)
+            self._context.truncate(active.sequence, min(length, len(active.tokens)))
+        accepted = sum(token.provenance is Provenance.ACCEPTED for token in emitted)
+        record = StepRecord(
+            proposed=0,
+            drafted=len(sent),
+            accepted=accepted,
+            emitted=len(emitted),
+            context_tokens=len(active.tokens),
+            planned_length=len(sent),
+            proposals={},
+            look_ahead="",
+            unused_look_ahead=0,
+            times=StepTimes(verify_ms=verification.verify_ms, sample_ms=verification.sample_ms),
+            reason="",
+            drafts=(),
+            voted=sent.trunk,
+            sent=sent,
+        )
+        active.ledger.record(record, emitted, sent.trunk.proposers, {})
+        self._counts["tokens"] += len(emitted)
+        self._counts["verified"] += len(sent)
+        self._counts["accepted"] += accepted
+        answer = active.answer
+        assert answer is not None
+        active.ticket.put(answer.take(StepResult(emitted, record, ended)))
+        if ended or answer.is_stopped:
+            self._finish(active, FinishReason.STOP)
+            return
+        reason = answer.limit_reached(len(active.tokens), self._limit)
+        if reason is not None:
+            self._finish(active, reason)
+
+    # Ends.
+
+    def _finish(self, active: _Active, reason: FinishReason) -> None:
+        answer = active.answer or self._answer(active)
+        active.ticket.put(answer.finish(reason))
+        self._counts["cancelled" if reason is FinishReason.CANCELLED else "done"] += 1
+        self._leave(active)
+
+    def _fail(self, active: _Active, error: QuorumError) -> None:
+        active.ticket.put(error)
+        self._counts["failed"] += 1
+        self._leave(active)
+
+    def _leave(self, active: _Active) -> None:
+        """Free what a request holds; its tokens in the cache are kept for others that begin the same."""
+        self._active.remove(active)
+        active.close()
+        if active.put_aside is None:
+            cached = active.cached
+            length = self._context.length(cached.sequence)
+            if length and self._can_roll_back:
+                self._shelf.put(Cached(cached.sequence, tuple(active.tokens[:length]), cached.held))
+            else:
+                self._context.free(cached.sequence)
+
+    def _accounted_ms(self) -> float:
+        return sum(self._times.values()) - self._times["other_ms"]
+
+    def _tell(self) -> None:
+        """Let `statistics` say how things stand."""
+        put_aside = sum(active.put_aside is not None for active in self._active)
+        self._statistics = PoolStatistics(
+            exactness=self._exactness,
+            active=len(self._active),
+            put_aside=put_aside,
+            free_cells=self._context.free_cells,
+            **self._counts,
+            **self._times,  # type: ignore[arg-type]
+        )
+
+
+def _exactness(loaded: LoadedSet) -> str:
+    """Whether requests in one pass say what each says alone, in a clause."""
+    if loaded.setting.is_exact is None:
+        return "not compared: requests in one pass may differ from each alone in the last bits"
+    if loaded.setting.is_exact:
+        return "exact: every request says what it says alone"
+    return "not exact: with this model, passes of several tokens differ from single ones in the last bits"
