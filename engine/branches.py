@@ -66,8 +66,8 @@ def best_tree(
     nodes: list[tuple[float, int | None]] = [(survival, None) for survival in survivals]
     nodes += [(survival, number) for number, (_, own) in enumerate(likely) for survival in own]
     nodes.sort(key=lambda node: -node[0])
-    size, value = _best_size([survival for survival, _ in nodes], pass_ms, pace)
-    length, chain_value = _best_size(survivals, pass_ms, pace)
+    size, value = best_size([survival for survival, _ in nodes], pass_ms, pace)
+    length, chain_value = best_size(survivals, pass_ms, pace)
     if value <= chain_value + TREE_MARGIN * pace * pass_ms[size]:
         return TokenTree(voted.trimmed(length))
     chosen = [number for _, number in nodes[:size]]
@@ -75,7 +75,7 @@ def best_tree(
     return TokenTree(voted.trimmed(chosen.count(None)), tuple(kept))
 
 
-def _best_size(survivals: Sequence[float], pass_ms: Sequence[float], pace: float) -> tuple[int, float]:
+def best_size(survivals: Sequence[float], pass_ms: Sequence[float], pace: float) -> tuple[int, float]:
     """How many of these nodes are worth most in a pass, and what they are worth, in tokens."""
     best, best_value = 0, -pace * pass_ms[0]
     gained = 0.0

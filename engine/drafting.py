@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.config import Acceptance, Sampling, VoteMode
 from engine.cost import CostModel
-from engine.drafters.base import Drafter, DraftRequest, Drawing, KeepDrafting, Score, always
+from engine.drafters.base import Drafter, DraftRequest, Drawing, KeepDrafting, Score, Threads, always
 from engine.errors import QuorumError
 from engine.residual import Generator
 from engine.runtime.sampler import Sampler
@@ -108,14 +108,15 @@ class Panel:
         futures = [(drafter.name, drafter.start(request(drafter))) for drafter in drafters]
         return [self._result(name, future) for name, future in futures]
 
-    def threads(self, drafter: Drafter, sharers: int, cost: CostModel) -> int:
+    def threads(self, drafter: Drafter, sharers: int, cost: CostModel) -> Threads:
         """How many threads a drafter uses beside others.
 
         Alone, as many as make it fastest; at the same time as others, its share: threads that wait for each other's
         cores are slower than fewer threads.
         """
         alone = cost.draft_threads(drafter.name) or drafter.threads
-        return min(alone, max(1, drafter.threads // sharers))
+        share = max(1, drafter.threads // sharers)
+        return Threads(min(alone, share), share)
 
     def _result(self, name: str, future: Future[Draft]) -> Draft:
         try:
@@ -162,7 +163,7 @@ class Panel:
 
     def _drafted_ms(self, drafter: Drafter, threads: int, cost: CostModel, cancel: threading.Event) -> float:
         """The least time per pass of some short drafts, each begun at another place."""
-        request = DraftRequest((), MEASURED_DRAFT_TOKENS, always, cancel, threads)
+        request = DraftRequest((), MEASURED_DRAFT_TOKENS, always, cancel, Threads(threads, drafter.threads))
         fastest_ms = math.inf
         for length in range(MEASURED_READ_TOKENS, MEASURED_READ_TOKENS - MEASURED_DRAFTS, -1):
             drafter.truncate(length)

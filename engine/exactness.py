@@ -261,7 +261,7 @@ class _Probing:
         self._context.hold_alone(self._sequence)
 
     def end(self) -> None:
-        self._context.set_threads(self._context.settings.threads)
+        self._set_threads(self._context.settings.threads)
         for sequence in (*self._crowd, self._sequence):
             if sequence >= 0:
                 self._context.free(sequence)
@@ -372,15 +372,18 @@ class _Probing:
         reference = np.concatenate([self._references[start]] * PROBED_REQUESTS)
         self._note(Way.REQUESTS, PROBED_REQUESTS * REQUEST_TOKENS, start, reference, own_rows.reshape(reference.shape))
 
+    def _set_threads(self, threads: int) -> None:
+        self._context.set_threads(threads, threads)
+
     def _on_threads(self, start: int, way: Way, counts: Sequence[int]) -> None:
         """One token a pass, on so many threads by turns."""
         rows: list[FloatRows] = []
         try:
             for number in range(THREADS_PROBED_TOKENS):
-                self._context.set_threads(counts[number % len(counts)])
+                self._set_threads(counts[number % len(counts)])
                 rows.append(self._one_by_one(start + number, start + number + 1))
         finally:
-            self._context.set_threads(self._context.settings.threads)
+            self._set_threads(self._context.settings.threads)
             self._context.truncate(self._sequence, start)
         self._compare(way, counts[-1], start, np.concatenate(rows))
 

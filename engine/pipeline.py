@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.branches import side_branches
 from engine.config import MAX_DRAFT_TOKENS, Speculation
@@ -197,7 +197,13 @@ class Pipeline:
 
         if self._drawing is not None and plan.drafters and plan.length:
             return self._drawing.draft(plan.drafters, plan.length, keep, cancel)
-        return self._drafting.draft(plan.drafters, plan.length, hint, self._weights.current, keep, cancel)
+        weights = self._weights.current
+        ballot = self._drafting.draft(plan.drafters, plan.length, hint, weights, keep, cancel)
+        if not plan.drafters:
+            return ballot
+        return replace(
+            ballot, voted=self._rule.prefer(ballot.voted, ballot.drafts, weights, len(self._tokens), plan.pace)
+        )
 
     def _branches(self, ballot: Ballot, room: int) -> tuple[Branch, ...]:
         """Side branches that the drafts offer, to send or to learn from, where trees are allowed."""

@@ -31,29 +31,31 @@ def vote(drafts: Sequence[Draft], weights: Mapping[str, float]) -> VotedDraft:
     heaviest drafter, then by the order of the drafts. Empty drafts abstain.
     """
     alive = [draft for draft in drafts if draft.tokens]
-    participants = alive
-    tokens: list[int] = []
-    agreement: list[float] = []
-    proposers: list[tuple[str, ...]] = []
     leader: Draft | None = None
-    while True:
-        position = len(tokens)
-        alive = [draft for draft in alive if len(draft) > position]
-        if not alive:
-            break
+    position = 0
+    while alive:
         children: dict[int, list[Draft]] = {}
         for draft in alive:
             children.setdefault(draft.tokens[position], []).append(draft)
-        token, alive = max(children.items(), key=lambda child: _node_rank(child[1], weights))
+        alive = max(children.values(), key=lambda child: _node_rank(child, weights))
         leader = max(alive, key=lambda draft: weights[draft.source])
+        position += 1
+        alive = [draft for draft in alive if len(draft) > position]
+    return VotedDraft() if leader is None else led_by(leader, drafts, weights)
+
+
+def led_by(leader: Draft, drafts: Sequence[Draft], weights: Mapping[str, float]) -> VotedDraft:
+    """One of the drafts as the voted one, with what the others say about each of its tokens."""
+    participants = alive = [draft for draft in drafts if draft.tokens]
+    agreement: list[float] = []
+    proposers: list[tuple[str, ...]] = []
+    for position, token in enumerate(leader.tokens):
         reached = sum(weights[draft.source] for draft in participants if len(draft) > position)
-        tokens.append(token)
+        alive = [draft for draft in alive if len(draft) > position and draft.tokens[position] == token]
         agreement.append(sum(weights[draft.source] for draft in alive) / reached)
         proposers.append(tuple(draft.source for draft in alive))
-    if leader is None:
-        return VotedDraft()
     return VotedDraft(
-        tokens=tuple(tokens),
+        tokens=leader.tokens,
         probabilities=leader.probabilities,
         agreement=tuple(agreement),
         proposers=tuple(proposers),

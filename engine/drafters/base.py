@@ -32,6 +32,15 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
+class Threads:
+    """With how many processor threads a draft model computes."""
+
+    one_token: int
+    """In passes over one token, which often gain little from a second thread."""
+    more_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRequest:
     """What one drafter is asked to guess."""
 
@@ -41,8 +50,8 @@ class DraftRequest:
     keep_drafting: KeepDrafting
     cancel: threading.Event
     """Set to end the draft after the token in hand."""
-    threads: int | None = None
-    """Processor threads to use, for drafters that compute; None for as many as the drafter was given."""
+    threads: Threads | None = None
+    """For drafters that compute; None for as many as the drafter was given."""
     drawing: Drawing | None = None
     """How tokens are drawn, by drafters that know distributions; None to take the most probable ones."""
 

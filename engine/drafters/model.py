@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.config import MAX_DRAFT_TOKENS, KvType, ModelPlacement, Sampling
-from engine.drafters.base import Drafter, DraftRequest, Drawing, Score
+from engine.drafters.base import Drafter, DraftRequest, Drawing, Score, Threads
 from engine.errors import IncompatibleDrafter
 from engine.memory import cache_in_memory, check_memory
 from engine.prefix import shared_prefix
@@ -30,7 +30,8 @@ from engine.types import Draft
 DRAFTER_KV_TYPE = KvType.F16
 """Drafts need no exactness, so the cache has the fastest format."""
 SCORED_CATCH_UP_TOKENS = 16
-"""A catch-up of at most this many tokens is scored on each of them; a longer one reads for speed."""
+"""A catch-up of at most this many tokens is scored on each of them; a longer one reads for speed, and so does a draft:
+the row of logits that a guess takes is a third of a small model's pass."""
 SPARE_CELLS = 3 * MAX_DRAFT_TOKENS
 """Room beyond the target's context: for a draft at its end, and for a branch that runs ahead beside that draft."""
 
@@ -204,16 +205,21 @@ class ModelDrafter(Drafter):
 
     # Everything below runs in the drafter's own thread.
 
+    def _use(self, threads: Threads | None) -> None:
+        own = self._context.settings.threads
+        threads = threads or Threads(own, own)
+        self._context.set_threads(threads.one_token, threads.more_tokens)
+
     def _draft(self, request: DraftRequest) -> Draft:
         self._passes = 0
-        self._context.set_threads(request.threads or self.threads)
+        self._use(request.threads)
         goal = [*self._committed, *request.path]
         self._settle_branch(goal)
         if request.drawing is not None:
             # A row of logits is not kept, so the last token is read once more.
             self._truncate(self._mirror, min(len(self._mirror.tokens), self._match(self._mirror, goal), len(goal) - 1))
         try:
-            if not self._read(self._mirror, goal, len(goal), request.cancel):
+            if not self._read(self._mirror, goal, len(goal), 1, request.cancel):
                 return Draft(self.name)
         finally:
             self._learn_score()
@@ -252,21 +258,22 @@ class ModelDrafter(Drafter):
 
     def _look_ahead(self, request: DraftRequest) -> Draft:
         """Draft on a copy of the mirror, which the next `_draft` keeps if the verdict agrees with it."""
-        self._context.set_threads(request.threads or self.threads)
+        self._use(request.threads)
         goal = [*self._committed, *request.path]
         self._drop_branch()
         mirror = self._mirror
         branch = Mirror(self._context.copy(mirror.sequence), mirror.tokens.copy(), mirror.predictions.copy())
         self._branch = branch
-        if not self._read(branch, goal, len(goal), request.cancel):
+        if not self._read(branch, goal, len(goal), 1, request.cancel):
             return Draft(self.name)
         return self._continue(branch, len(goal), request)
 
     def _catch_up(self, max_tokens: int, cancel: threading.Event) -> int:
-        self._context.set_threads(self.threads)
+        self._use(None)
         self._drop_branch()
         before = self._match(self._mirror, self._committed)
-        self._read(self._mirror, self._committed, min(len(self._committed), before + max_tokens), cancel)
+        length = min(len(self._committed), before + max_tokens)
+        self._read(self._mirror, self._committed, length, SCORED_CATCH_UP_TOKENS, cancel)
         self._learn_score()
         return self._known - before
 
@@ -308,8 +315,11 @@ class ModelDrafter(Drafter):
             matched += 1
         return matched
 
-    def _read(self, mirror: Mirror, goal: list[int], length: int, cancel: threading.Event) -> bool:
-        """Make the mirror hold `goal[:length]` with a prediction after it; False when cancelled or out of room."""
+    def _read(self, mirror: Mirror, goal: list[int], length: int, scored: int, cancel: threading.Event) -> bool:
+        """Make the mirror hold `goal[:length]` with a prediction after it; False when cancelled or out of room.
+
+        When no more than `scored` tokens are missing there will be a prediction after each of them.
+        """
         if length + 1 > self._context.context_tokens:
             return False
         matched = self._match(mirror, goal[:length])
@@ -322,7 +332,8 @@ class ModelDrafter(Drafter):
         try:
             for start in range(0, len(missing), self._context.settings.batch_tokens):
                 chunk = missing[start : start + self._context.settings.batch_tokens]
-                self._feed(mirror, chunk, outputs=len(chunk) if is_short else 1, cancel=None if is_short else cancel)
+                outputs = len(chunk) if len(missing) <= scored else 1
+                self._feed(mirror, chunk, outputs, cancel=None if is_short else cancel)
         except PassCancelled:
             return False
         finally:

@@ -95,7 +95,7 @@ class Context:
                 f"({native().log.problem()}); try a smaller context"
             )
         self._owner = threading.get_ident()
-        self._threads = settings.threads
+        self._threads = (settings.threads, settings.threads)
         self._memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(settings.batch_tokens, 0, 1)
         room = settings.batch_tokens
@@ -304,12 +304,12 @@ class Context:
         self.parked_tokens += self._lengths[sequence] - kept
         self._lengths[sequence] = kept
 
-    def set_threads(self, threads: int) -> None:
-        """Compute the next passes with so many threads."""
+    def set_threads(self, one_token: int, more_tokens: int) -> None:
+        """Compute the next passes with so many threads, those over one token apart from those over more."""
         self._check_owner()
-        if threads != self._threads:
-            self._lib.llama_set_n_threads(self.handle, threads, threads)
-            self._threads = threads
+        if (one_token, more_tokens) != self._threads:
+            self._lib.llama_set_n_threads(self.handle, one_token, more_tokens)
+            self._threads = (one_token, more_tokens)
 
     def decode(self, runs: Sequence[Run], cancel: threading.Event | None = None) -> None:
         """Evaluate the runs in one pass; afterwards `logits` gives the rows asked for, in order.

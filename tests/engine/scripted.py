@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.config import KvType, LookAhead, Policy, Shape, Speculation, VoteMode, WeightRule
 from engine.cost import CostModel
-from engine.drafters.base import Drafter, DraftRequest, Score, finished
+from engine.drafters.base import Drafter, DraftRequest, Score, Threads, finished
 from engine.drafting import Panel
 from engine.errors import DecodeError
 from engine.learning import Learning
@@ -149,7 +149,7 @@ class ScriptedDrafter(Drafter):
         self.behind = 0
         self.drafts = 0
         self.threads_given = 1
-        self.threads_used: int | None = None
+        self.threads_used: Threads | None = None
         self.look_aheads = 0
         self.read: list[int] = []
         self.fails_while = ""

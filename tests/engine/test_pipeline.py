@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import LookAhead, VoteMode, WeightRule
+from engine.drafters.base import Threads
 from engine.errors import DecodeError
 from engine.length import LONGEST_DRAFT, FixedLength
 from engine.plan import CATCH_UP_SLICE_TOKENS, READY_BEHIND_TOKENS
@@ -422,8 +423,8 @@ def test_drafters_that_draft_at_the_same_time_share_the_threads() -> None:
     cost.set_drafter("a", {1: 6.0, 2: 4.0, 4: 3.0})
     cost.set_drafter("b", {1: 3.0, 2: 4.0, 4: 9.0})
     a, b, c = drafters
-    assert [one.panel.threads(a, sharers, cost) for sharers in (1, 2, 3, 8)] == [4, 2, 1, 1]
-    assert [one.panel.threads(b, sharers, cost) for sharers in (1, 2)] == [1, 1]
-    assert one.panel.threads(c, 1, cost) == 4, "not yet measured"
+    assert [one.panel.threads(a, sharers, cost).one_token for sharers in (1, 2, 3, 8)] == [4, 2, 1, 1]
+    assert [one.panel.threads(b, sharers, cost) for sharers in (1, 2)] == [Threads(1, 4), Threads(1, 2)]
+    assert one.panel.threads(c, 1, cost) == Threads(4, 4), "not yet measured"
     one.step()
-    assert [own.threads_used for own in drafters] == [1, 1, 1]
+    assert [own.threads_used for own in drafters] == [Threads(1, 1)] * 3
