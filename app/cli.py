@@ -8,7 +8,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from app import bench_command, chat_command, doctor_command, models_command, verify_command
+from app import (
+    batch_command,
+    bench_command,
+    chat_command,
+    doctor_command,
+    models_command,
+    serve_command,
+    verify_command,
+)
 from app.options import common_options, set_choice, speculation
 from app.terminal import EXIT_INTERRUPTED
 from engine.config import GenerationSettings
@@ -21,7 +29,7 @@ DEFAULT_PORT = 7860
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0 when done, 1 when answers differ, 2 after an error to be mended, 130 after Ctrl-C."""
+    """Run a command; returns 0 when done, 1 when answers differ or rows failed, 2 after an error, 130 after Ctrl-C."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A character that the terminal cannot show, or that was typed broken, is no reason to stop.
@@ -38,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return doctor_command.run(args)
         if args.command == "verify-lossless":
             return verify_command.run(args)
+        if args.command == "serve":
+            return serve_command.run(args)
+        if args.command == "batch":
+            return batch_command.run(args)
         return _serve(args)
     except (KeyboardInterrupt, LoadCancelled, Cancelled):
         return EXIT_INTERRUPTED
@@ -65,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor_command.add_parser(subparsers, common)
     bench_command.add_parser(subparsers, common)
     verify_command.add_parser(subparsers, common)
+    serve_command.add_parser(subparsers, common)
+    batch_command.add_parser(subparsers, common)
     return parser
 
 

@@ -8,6 +8,8 @@ that an image in a model's answer does not tell anyone that it was shown.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,19 +32,22 @@ CONTENT_POLICY = "; ".join(
     )
 )
 
-_REFUSAL = b"This server answers only to pages of its own on this machine.\n"
+_REFUSAL = "This server answers only to programs and pages of this machine that call it by its own name."
+API_PATH = "/v1"
+"""Below it refusals are JSON, as all else there."""
 
 
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp, host: str, other_names: Collection[str] = ()) -> None:
         """Args:
         app: What is guarded.
         host: The name or address the server was told to listen on; requests may be addressed to it.
+        other_names: More names and addresses of this machine that requests may be addressed to.
         """
         self._app = app
-        self._names = LOOPBACK_NAMES | {host.lower().strip("[]")}
+        self._names = LOOPBACK_NAMES | {name.lower().strip("[]") for name in (host, *other_names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -52,9 +57,10 @@ class Guard:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(_REFUSAL)).encode())]
+            kind, body = _refusal(scope.get("path", ""))
+            headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
             await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": _REFUSAL})
+            await send({"type": "http.response.body", "body": body})
 
     def _is_welcome(self, scope: Scope) -> bool:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
@@ -68,6 +74,14 @@ class Guard:
         """Whether a page of that origin was served here: by one of our names, at the port that was called."""
         place = _place(origin)
         return place is not None and place[0] in self._names and place[1] == port
+
+
+def _refusal(path: str) -> tuple[bytes, bytes]:
+    """Content type and body."""
+    if not path.startswith(API_PATH):
+        return b"text/plain", f"{_REFUSAL}\n".encode()
+    error = {"message": _REFUSAL, "type": "permission_error", "param": None, "code": "foreign_request"}
+    return b"application/json", json.dumps({"error": error}).encode()
 
 
 def _place(url: str) -> tuple[str, int] | None:

@@ -1,4 +1,4 @@
-"""The web server: the chat page on this machine, for this machine.
+"""The web server: the chat page and the interface for other programs, on this machine, for this machine.
 
 It listens where it is told (127.0.0.1 unless told otherwise), on the next free port when the wanted one is taken,
 and ends with everything it started when it is interrupted.
@@ -10,29 +10,45 @@ import asyncio
 import os
 import socket
 import threading
+import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
 
+from app.api.desk import SHUTS_DOWN
+from app.api.gate import KEY_VARIABLE
+from app.api.routes import HANDLERS, Api, ApiOptions
+from app.api.translate import Defaults
 from app.choices import SetChoice, preparation
 from app.conversations import Conversations
 from app.guard import Guard
+from app.jobs import JobState, PhaseReport
 from app.routes import download_routes
 from app.service import Service
+from app.worker import NotReady
 from engine.config import GenerationSettings
 from engine.errors import EnvironmentProblem
+from engine.pool import PoolSettings
 from models.folders import data_folder
 from models.library import STARTER_NAME
 from models.starter import is_present
 
 PORTS_TRIED = 20
 SHUTDOWN_S = 2
+GRACE_S = 5.0
+"""How long other programs' running requests may go on when the server is to end."""
+LOOK_S = 0.1
 
 
 def create_app(service: Service, base: SetChoice, generation: GenerationSettings, host: str, port: int) -> FastAPI:
-    """The application: a health route and the page; other routes can be added before it serves."""
+    """The application: a health route, the interface for other programs, and the page."""
     # Gradio reads these: it must neither report to anyone nor keep what was asked.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_RUN_HISTORY"] = "False"
@@ -49,6 +65,9 @@ def create_app(service: Service, base: SetChoice, generation: GenerationSettings
         return {"status": "ok", "model": service.loaded.name if service.loaded else None}
 
     app.include_router(download_routes(service))
+    api = Api(service.desk, ApiOptions(Defaults(generation), key=os.environ.get(KEY_VARIABLE, "")))
+    app.mount("/v1", api.application())
+    app.add_route("/metrics", api.metrics())
     gr.mount_gradio_app(
         app,
         build_page(service, base, generation),
@@ -89,11 +108,8 @@ def serve(
     Raises:
         EnvironmentProblem: the address cannot be listened on.
     """
-    listener = listen(host, port)
+    listener, url = _listen_where_free(host, port)
     actual_port = listener.getsockname()[1]
-    if port and actual_port != port:
-        print(f"Port {port} is in use; taking {actual_port}.", flush=True)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{actual_port}"
     conversations = Conversations(data_folder() / "conversations.sqlite3")
     service = Service(conversations)
     try:
@@ -112,6 +128,94 @@ def serve(
         service.close()
         conversations.close()
         listener.close()
+
+
+def create_api_app(service: Service, options: ApiOptions, host: str, other_names: Collection[str] = ()) -> Starlette:
+    """The interface for other programs alone: `/v1`, `/health` and `/metrics`."""
+
+    async def health(_request: Request) -> JSONResponse:
+        refusal = service.desk.refusal
+        if refusal:
+            return JSONResponse({"status": "unavailable", "reason": refusal}, 503)
+        return JSONResponse({"status": "ok", "model": service.loaded.name if service.loaded else None})
+
+    api = Api(service.desk, options)
+    routes = [
+        Route("/health", health),
+        Mount("/v1", api.application()),
+        Route("/metrics", api.metrics()),
+    ]
+    guard = Middleware(Guard, host=host, other_names=tuple(other_names))
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=HANDLERS)
+
+
+def serve_api(
+    *,
+    choice: SetChoice,
+    options: ApiOptions,
+    pool: PoolSettings,
+    host: str,
+    other_names: Collection[str],
+    port: int,
+    progress: PhaseReport,
+) -> None:
+    """Serve other programs until interrupted; requests that run then get a short time to end.
+
+    Args:
+        choice: The set to load; the starter is fetched when it is not there.
+        options: Of the interface.
+        pool: How much is answered at once.
+        host: The address to listen on.
+        other_names: More names that requests may be addressed to.
+        port: The port to listen on; the next free one is taken when it is in use.
+        progress: Hears how the load gets on.
+
+    Raises:
+        QuorumError: the address cannot be listened on, or the set cannot be loaded.
+    """
+    listener, url = _listen_where_free(host, port)
+    conversations = Conversations()
+    service = Service(conversations, pool_settings=pool)
+    try:
+        load = service.load(preparation(choice))
+        app = create_api_app(service, options, host, other_names)
+        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S, ws="none")
+        server = _ApiServer(settings, service)
+
+        def follow() -> None:
+            while not load.wait_until_over(LOOK_S):
+                told = load.peek()
+                progress(told.phase, told.share)
+            if load.peek().state is JobState.DONE:
+                loaded = service.loaded
+                name = loaded.name if loaded else "nothing"
+                print(f"Quorum serves {name}; it is ready at {url}/v1 (Ctrl-C ends it)", flush=True)
+            else:
+                server.should_exit = True
+
+        follower = threading.Thread(target=follow, name="quorum-load")
+        follower.start()
+        try:
+            server.run(sockets=[listener])
+        finally:
+            load.cancel()
+            follower.join()
+        told = load.peek()
+        if told.state is JobState.FAILED:
+            raise NotReady(told.error)
+    finally:
+        service.close()
+        conversations.close()
+        listener.close()
+
+
+def _listen_where_free(host: str, port: int) -> tuple[socket.socket, str]:
+    """A listening socket and the address that leads to it."""
+    listener = listen(host, port)
+    actual_port = listener.getsockname()[1]
+    if port and actual_port != port:
+        print(f"Port {port} is in use; taking {actual_port}.", flush=True)
+    return listener, f"http://{f'[{host}]' if ':' in host else host}:{actual_port}"
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -153,5 +257,22 @@ class _AnnouncingServer(uvicorn.Server):
             self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.to_thread(self._service.close)
+        await super().shutdown(sockets)
+
+
+class _ApiServer(uvicorn.Server):
+    """Lets running requests go on for a while before it ends them; a second Ctrl-C ends them at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        desk = self._service.desk
+        desk.refuse(SHUTS_DOWN)
+        deadline = time.monotonic() + GRACE_S
+        while not desk.is_idle and time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(self._service.close)
         await super().shutdown(sockets)

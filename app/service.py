@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 
+from app.api.desk import IS_LOADING, NOTHING_LOADED, SHUTS_DOWN, Desk
 from app.comparison import Comparison, ComparisonRequest
 from app.conversations import Conversations
 from app.errands import Errands
@@ -23,6 +24,7 @@ from engine.config import GenerationSettings
 from engine.errors import PromptError, QuorumError
 from engine.exactness import ExactnessReport
 from engine.insight import Insight
+from engine.pool import PoolSettings
 from engine.runtime.model import LoadCancelled
 from models.progress import Cancelled
 
@@ -33,7 +35,12 @@ class Service:
     """Loads sets and answers questions, in the order in which they are asked."""
 
     def __init__(
-        self, conversations: Conversations, *, clock: Clock = time.monotonic, grace_s: float = GRACE_S
+        self,
+        conversations: Conversations,
+        *,
+        clock: Clock = time.monotonic,
+        grace_s: float = GRACE_S,
+        pool_settings: PoolSettings | None = None,
     ) -> None:
         self.conversations = conversations
         self._clock = clock
@@ -48,7 +55,10 @@ class Service:
         self._comparison: Comparison | None = None
         self.errands = Errands()
         self._is_closed = False
-        self._worker = Worker(conversations)
+        self._is_nudged = False
+        self.desk = Desk(pool_settings or PoolSettings(), self._nudge)
+        """Where other programs' requests are handed in; they are answered between the steps of chats."""
+        self._worker = Worker(conversations, self.desk)
         self._thread = threading.Thread(target=self._work, name="quorum-worker")
         self._thread.start()
 
@@ -224,6 +234,7 @@ class Service:
 
     def close(self) -> None:
         """End everything and free the set. Safe to call twice."""
+        self.desk.refuse(SHUTS_DOWN)
         with self._wake:
             self._is_closed = True
             jobs = [*self._queue, self._current]
@@ -273,6 +284,12 @@ class Service:
             self._queue.append(job)
             self._wake.notify_all()
 
+    def _nudge(self) -> None:
+        """There is something to do at the desk; called by any thread."""
+        with self._wake:
+            self._is_nudged = True
+            self._wake.notify_all()
+
     # The worker's thread
 
     def _work(self) -> None:
@@ -288,20 +305,22 @@ class Service:
                     with self._wake:
                         self._current = None
         finally:
-            self._worker.close()
+            self._worker.close(SHUTS_DOWN)
 
     def _next(self) -> Job | None:
-        """The next job, waiting for one; None when the service is closed."""
-        with self._wake:
-            idle = not self._queue
-        if idle:
-            self._rest()
-        with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._is_closed)
-            if self._is_closed:
-                return None
-            self._current = self._queue.popleft()
-            return self._current
+        """The next job; requests at the desk are worked on until there is one. None when the service is closed."""
+        while True:
+            with self._wake:
+                self._is_nudged = False
+                if self._is_closed:
+                    return None
+                if self._queue:
+                    self._current = self._queue.popleft()
+                    return self._current
+            if not self._worker.attend():
+                self._rest()
+                with self._wake:
+                    self._wake.wait_for(lambda: self._queue or self._is_closed or self._is_nudged)
 
     def _rest(self) -> None:
         try:
@@ -313,12 +332,14 @@ class Service:
         try:
             state = JobState.DONE
             if isinstance(job, Load):
+                if self._worker.facts is None:
+                    self.desk.refuse(IS_LOADING)
                 self._worker.load(job)
             elif isinstance(job, Comparison):
                 self._worker.compare(job)
                 state = JobState.CANCELLED if job.cancelled.is_set() else JobState.DONE
             elif isinstance(job, Unload):
-                self._worker.close()
+                self._worker.close(NOTHING_LOADED)
             elif isinstance(job, Check):
                 self._worker.check(job)
             elif isinstance(job, Verify):
@@ -334,3 +355,6 @@ class Service:
         except Exception as error:
             log.exception("a job failed in a way that should not happen")
             job.finish(JobState.FAILED, f"Quorum made a mistake ({type(error).__name__}: {error}); please report it")
+        finally:
+            if isinstance(job, Load) and self._worker.facts is None:
+                self.desk.refuse(NOTHING_LOADED)

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.api.desk import IS_EXCHANGED, Desk
 from app.bench.prompts import read_prompts
 from app.bench.rounds import prompt_tokens
 from app.comparison import Comparison
@@ -58,8 +59,9 @@ class LoadedFacts:
 class Worker:
     """Owns the loaded set and the sessions on it."""
 
-    def __init__(self, conversations: Conversations) -> None:
+    def __init__(self, conversations: Conversations, desk: Desk) -> None:
         self._conversations = conversations
+        self._desk = desk
         self._loaded: LoadedSet | None = None
         self._sessions: SessionPool | None = None
         self._has_learnt = False
@@ -177,14 +179,25 @@ class Worker:
         finally:
             self._open(config, job.report, None)
 
+    def attend(self) -> bool:
+        """Work on the requests of other programs for one round; false when there was nothing to do."""
+        has_worked = self._desk.attend()
+        self._has_learnt |= has_worked
+        return has_worked
+
     def rest(self) -> None:
         """Nothing to do for now: keep what was learnt about this machine."""
         if self._loaded is not None and self._has_learnt:
             self._has_learnt = False
             self._loaded.save_costs()
 
-    def close(self) -> None:
-        """Free sessions and set."""
+    def close(self, reason: str = IS_EXCHANGED) -> None:
+        """Free sessions and set.
+
+        Args:
+            reason: Told to those whose requests end by it.
+        """
+        self._desk.close(reason)
         self.facts = None
         self.insight = None
         self.exactness = None
@@ -206,6 +219,7 @@ class Worker:
             self._loaded.template.has_thinking_switch,
             self._loaded.setting.badge,
         )
+        self._desk.open(self._loaded)
 
     def _go_back(self, config: SetConfig, report: PhaseReport, error: Exception) -> None:
         def report_return(phase: str, share: float) -> None:
@@ -240,6 +254,7 @@ class Worker:
                     self._look(run)
                 if not run.is_read:
                     run.abandon()
+                self.attend()
             self._conversations.keep_pieces(run.conversation_id, target, session.remembered)
             self._look(run)
         except QuorumError:

@@ -26,7 +26,6 @@ from engine.prefix import shared_prefix
 from engine.runtime.context import PassCancelled
 from engine.runtime.sampler import Sampler
 from engine.runtime.template import Message
-from engine.text import THINKING_OPENS
 from engine.transcript import Piece, Transcript
 from engine.types import Finished, FinishReason, GenerationEvent, PrefillProgress
 
@@ -201,8 +200,7 @@ class Session:
             turn = next(later, None)
             if len(prompt) <= most_tokens or turn is None:
                 self._dropped = tuple(messages[system:first])
-                thinks = self._set.template.thinks
-                return prompt, rendered.rstrip().endswith(THINKING_OPENS) if thinks else None
+                return prompt, self._set.template.opens_thought(rendered)
             first = turn
             # Once something has to go, enough goes for some more questions.
             most_tokens = limit // KEPT_SHARE
