@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.api.desk import Lent
 from app.api.recollection import Recollection
+from app.api.schema import MOST_CHOICES
 from app.api.translate import Defaults
 from app.batch import Added, Batch, Output, read_input
 from app.choices import preparation
@@ -126,7 +127,9 @@ class _Reading:
 
 def _most_waiting(args: argparse.Namespace) -> int:
     """Enough that the pool never waits for rows, and a row's answers find room together."""
-    return max(2 * args.parallel, args.n or 1, 128)
+    parallel: int = args.parallel
+    answers: int = args.n or 1
+    return max(2 * parallel, answers, MOST_CHOICES)
 
 
 def _settings_text(settings: GenerationSettings, added: Added, config: SetConfig) -> str:

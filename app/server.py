@@ -67,7 +67,7 @@ def create_app(service: Service, base: SetChoice, generation: GenerationSettings
     app.include_router(download_routes(service))
     api = Api(service.desk, ApiOptions(Defaults(generation), key=os.environ.get(KEY_VARIABLE, "")))
     app.mount("/v1", api.application())
-    app.add_route("/metrics", api.metrics())
+    app.router.routes.append(Route("/metrics", api.metrics()))
     gr.mount_gradio_app(
         app,
         build_page(service, base, generation),

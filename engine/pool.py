@@ -274,7 +274,9 @@ class Pool:
         with self._lock:
             if self._is_closed:
                 raise PoolClosed("the model that would answer is being put away; ask again when one is loaded")
-            if len(self._waiting) >= self.settings.most_waiting:
+            # Those that will be taken up in the next rounds wait for nothing.
+            places = max(0, self._most_active - len(self._active))
+            if len(self._waiting) >= self.settings.most_waiting + places:
                 raise PoolFull(f"{len(self._waiting)} requests are waiting already; ask again later")
             self._waiting.append(ticket)
         self._wake()
