@@ -90,22 +90,29 @@ class CostModel:
         known = self._base.get((sequences, tokens))
         if known is not None:
             return known.value
-        sizes = sorted(size for count, size in self._base if count == sequences)
-        if not sizes:
-            sizes = sorted(size for count, size in self._base if count == 1)
-            sequences = 1
+        if sequences > 1:
+            return self._nearest_base_ms(1, tokens) * self._share_of_many(sequences, tokens)
+        sizes = sorted(size for count, size in self._base if count == 1)
         if not sizes:
             return 10.0 + tokens
         lower = max((size for size in sizes if size <= tokens), default=sizes[0])
         upper = min((size for size in sizes if size >= tokens), default=None)
-        low_ms = self._base[sequences, lower].value
+        low_ms = self._base[1, lower].value
         if upper is None:
             # Beyond the largest known size the cost per token stays what it was there.
             return low_ms * tokens / lower
         if upper == lower:
             return low_ms
         share = (tokens - lower) / (upper - lower)
-        return low_ms + share * (self._base[sequences, upper].value - low_ms)
+        return low_ms + share * (self._base[1, upper].value - low_ms)
+
+    def _share_of_many(self, sequences: int, tokens: int) -> float:
+        """How much dearer a pass is for several sequences than for one, by the nearest size that was seen of both."""
+        sizes = [size for count, size in self._base if count == sequences]
+        if not sizes:
+            return 1.0
+        nearest = min(sizes, key=lambda size: abs(size - tokens))
+        return self._base[sequences, nearest].value / self._nearest_base_ms(1, nearest)
 
     def observe_verify(self, tokens: int, context_tokens: int, elapsed_ms: float, sequences: int = 1) -> None:
         """Learn from a real target pass that ran alone.

@@ -17,15 +17,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from engine.active import EXPECTED_ANSWER_TOKENS, ActiveRequest
 from engine.answer import Answer
-from engine.config import MAX_DRAFT_TOKENS
+from engine.config import MAX_DRAFT_TOKENS, PolicyKind
 from engine.drafting import Panel
 from engine.errors import PoolClosed, PoolFull, PromptError, QuorumError
 from engine.invariants import CHECKS_VARIABLE
 from engine.loader import LoadedSet, target_settings
 from engine.memory import cache_in_memory, check_memory
-from engine.metrics import Ledger, Pace
+from engine.metrics import Ledger
 from engine.pipeline import StepResult, emission
+from engine.pool_drafting import NOTHING, PoolDrafting, mean_tokens
 from engine.prefill import Part, Stretch, stretches, usable_prefix
 from engine.prefix import shared_prefix
 from engine.reading import Reading
@@ -33,7 +35,6 @@ from engine.runtime.context import PassCancelled, Run
 from engine.runtime.devices import has_gpu
 from engine.runtime.sampler import Sampler
 from engine.runtime.shared import SharedContext
-from engine.runtime.state import StateBytes
 from engine.shelf import Cached, Shelf
 from engine.ticket import PoolRequest, Ticket
 from engine.types import (
@@ -54,8 +55,6 @@ from engine.verify.tree import Candidate, Verification, verify
 
 __all__ = ["Pool", "PoolRequest", "PoolSettings", "PoolStatistics", "Ticket"]
 
-EXPECTED_ANSWER_TOKENS = 256
-"""Room that an answer is foreseen to take where no smaller limit is set; those that take more find it later."""
 GATHERED_CELLS = 256
 """So many cells are to be free after they were gathered, where something can go for it: gathering takes a while."""
 SLICE_TOKENS = 16
@@ -126,72 +125,6 @@ class PoolStatistics:
         return self.carried_answers / self.passes if self.passes else None
 
 
-class _Active:
-    """A request that is being read or answered."""
-
-    def __init__(
-        self, ticket: Ticket, sequence: int, sampler: Sampler, ledger: Ledger, reading: Reading, started: float
-    ) -> None:
-        self.ticket = ticket
-        self.sequence = sequence
-        self.sampler = sampler
-        self.ledger = ledger
-        self.reading: Reading | None = reading
-        """None once the prompt is read."""
-        self.started = started
-        self.answer: Answer | None = None
-        """None until the prompt is read."""
-        self.tokens = list(ticket.request.prompt)
-        """Committed."""
-        self.put_aside: StateBytes | None = None
-        """What the cache held of it, while it waits for room; it has no sequence then."""
-        self.panel = Panel(())
-        self.pace = Pace()
-        self.active: frozenset[str] = frozenset()
-        """Drafters that took part in the last step."""
-        self._held: frozenset[Stretch] = frozenset()
-
-    @property
-    def cached(self) -> Cached:
-        """What the cache holds of it."""
-        held = self._held if self.reading is None else self.reading.held
-        return Cached(self.sequence, self.tokens, held)
-
-    @property
-    def expected_tokens(self) -> int:
-        """How many tokens will still enter the cache, as far as room for them is foreseen."""
-        request = self.ticket.request
-        remaining = request.settings.max_tokens if self.answer is None else self.answer.remaining_tokens
-        unread = 0 if self.reading is None else len(request.prompt) - self.reading.done_tokens
-        return unread + (EXPECTED_ANSWER_TOKENS if remaining is None else min(remaining, EXPECTED_ANSWER_TOKENS))
-
-    def end_reading(self) -> None:
-        """The prompt is read."""
-        assert self.reading is not None
-        self._held = self.reading.held
-        self.reading = None
-
-    def check(self, context: SharedContext) -> None:
-        """Check the cache against the committed tokens.
-
-        Raises:
-            AssertionError: they do not agree.
-        """
-        if self.put_aside is not None:
-            return
-        cached = context.length(self.sequence)
-        pending = len(self.tokens) - cached
-        assert pending == 1 or self.reading is not None, f"{pending} tokens are pending instead of one"
-
-    def close(self) -> None:
-        """Free what is native, the sequence aside."""
-        self.sampler.close()
-        if self.reading is not None:
-            held = self.reading.held
-            self.reading.close()
-            self.reading, self._held = None, held
-
-
 class Pool:
     """Answers requests side by side. Owned by the thread that owns the set; `submit` is for any thread."""
 
@@ -237,13 +170,19 @@ class Pool:
         self._limit = min(self._context.context_tokens, loaded.context.context_tokens)
         """Tokens of one request, its answer included: as in a session."""
         self._shelf = Shelf(self._context, self.settings.most_kept if self._can_roll_back else 0)
-        self._active: list[_Active] = []
+        self._active: list[ActiveRequest] = []
         """In the order of their admission."""
+        self._admitted = 0
         self._lock = threading.Lock()
         self._waiting: deque[Ticket] = deque()
         self._is_closed = False
         self._awake = threading.Event()
         self._is_checked = bool(os.environ.get(CHECKS_VARIABLE))
+        try:
+            self._drafting = PoolDrafting(loaded, self._most_active, self._context.context_tokens)
+        except BaseException:
+            self._context.close()
+            raise
         self._exactness = _exactness(loaded)
         self._counts: Counter[str] = Counter()
         self._times: dict[str, float] = dict.fromkeys(TIMED, 0.0)
@@ -302,7 +241,8 @@ class Pool:
             self._tell()
             return False
         self._carry()
-        self._make_room(self._most_rows + self._slice_tokens)
+        is_answering = any(active.reading is None for active in self._active)
+        self._make_room(self._pass_cells if is_answering else self._context.settings.batch_tokens)
         self._bring_back()
         self._pass()
         if self._is_checked:
@@ -325,6 +265,7 @@ class Pool:
         for active in list(self._active):
             self._finish(active, FinishReason.CANCELLED)
         self._tell()
+        self._drafting.close()
         self._context.close()
 
     def check(self) -> None:
@@ -336,6 +277,7 @@ class Pool:
         self._context.check()
         for active in self._active:
             active.check(self._context)
+        self._drafting.check()
 
     # Admission and room.
 
@@ -409,6 +351,11 @@ class Pool:
         return needed + foreseen + self._margin <= self._context.context_tokens - self._context.cells_of(sequences)
 
     @property
+    def _pass_cells(self) -> int:
+        """What a pass with answers takes at most."""
+        return self._most_rows + self._slice_tokens
+
+    @property
     def _margin(self) -> int:
         """Cells that are to be free between two rounds, besides those for what the next one adds."""
         return min(GATHERED_CELLS, self._context.context_tokens // 8)
@@ -428,7 +375,9 @@ class Pool:
         reading = Reading(self._context, sequence, request.prompt, self._wanted(request), held)
         self._counts["prompt_tokens"] += len(request.prompt)
         self._counts["reused_tokens"] += shared
-        active = _Active(ticket, sequence, sampler, Ledger(len(request.prompt), shared), reading, started)
+        self._admitted += 1
+        ledger = Ledger(len(request.prompt), shared)
+        active = ActiveRequest(ticket, self._admitted, sequence, sampler, ledger, reading, started, self._limit)
         self._active.append(active)
         self._heed(active)
 
@@ -462,7 +411,7 @@ class Pool:
             needed = len(active.tokens) + foreseen + self._margin
             if others and needed > context.context_tokens - context.cells_of([one.sequence for one in others]):
                 return
-            self._make_room(len(active.tokens) + self._most_rows + self._slice_tokens)
+            self._make_room(len(active.tokens) + self._pass_cells)
             active.sequence = context.allocate()
             context.append(active.sequence, active.put_aside, len(active.tokens) - 1)
             active.put_aside = None
@@ -494,31 +443,59 @@ class Pool:
         slices: list[Run] = []
         if reader is not None and reader.reading is not None and not reader.reading.carried_tokens:
             size = self._slice_tokens if batch else self._context.settings.batch_tokens
-            slices = [reader.reading.slice(size)]
+            slices = [reader.reading.slice(min(size, self._context.free_cells - len(batch)))]
         if not batch:
             if reader is not None and slices:
                 self._read_alone(reader, slices[0])
             return
-        self._counts["passes"] += 1
-        self._counts["carried_answers"] += len(batch)
-        candidates = [Candidate(one.sequence, one.tokens[-1], (), one.sampler) for one in batch]
+        self._answer_on(batch, reader if slices else None, slices)
+
+    def _answer_on(self, batch: list[ActiveRequest], reader: ActiveRequest | None, slices: Sequence[Run]) -> None:
+        """Draft, verify and commit for every answer; a slice of a prompt enters with them."""
+        started = self._clock()
+        self._drafting.read(batch)
+        read_on = self._clock()
+        work = self._drafting.start(batch)
+        self._drafting.finish(work)
+        drafted = self._clock()
+        entering = sum(len(run.tokens) for run in slices)
+        sent = self._drafting.share(batch, min(self._most_rows, self._context.free_cells - entering))
+        # What the last one rejects lies at the end of the cache, where it leaves no gap.
+        order = sorted(range(len(batch)), key=lambda at: len(sent[at]))
+        batch, sent = [batch[at] for at in order], [sent[at] for at in order]
+        candidates = [
+            Candidate(active.sequence, active.tokens[-1], own.tokens, active.sampler)
+            for active, own in zip(batch, sent, strict=True)
+        ]
+        context_tokens = mean_tokens(batch)
+        self._times["draft_ms"] += (drafted - started) * 1e3
         try:
             verification = verify(self._context, candidates, self._clock, slices)
         except QuorumError as error:
             for active in batch if reader is None else (*batch, reader):
                 self._fail(active, error)
             return
-        rows = len(batch)
-        read = sum(len(run.tokens) for run in slices)
-        self._times["verify_ms"] += verification.verify_ms * rows / (rows + read)
-        self._times["prefill_ms"] += verification.verify_ms * read / (rows + read)
+        rows = sum(1 + len(own) for own in sent)
+        verify_ms = verification.verify_ms * rows / (rows + entering)
+        self._times["verify_ms"] += verify_ms
+        self._times["prefill_ms"] += verification.verify_ms - verify_ms
         self._times["sample_ms"] += verification.sample_ms
-        for active, verdict in zip(batch, verification.verdicts, strict=True):
-            self._commit(active, TokenTree(VotedDraft()), verdict, verification)
-        if reader is not None and slices:
+        self._counts["passes"] += 1
+        self._counts["carried_answers"] += len(batch)
+        before = self._counts["tokens"]
+        round_ms = (self._clock() - read_on) * 1e3
+        for active, own, verdict in zip(batch, sent, verification.verdicts, strict=True):
+            self._commit(active, own, verdict, verification, round_ms)
+        if slices:
+            assert reader is not None
             self._heed(reader)
+            return
+        round_ms = (self._clock() - read_on) * 1e3
+        besides_ms = max(0.0, round_ms - (drafted - read_on) * 1e3 - verification.verify_ms)
+        self._set.learning.cost.observe_verify(rows, context_tokens, verification.verify_ms, len(batch))
+        self._drafting.learn_round(work.plan, len(batch), self._counts["tokens"] - before, round_ms, besides_ms)
 
-    def _read_alone(self, active: _Active, run: Run) -> None:
+    def _read_alone(self, active: ActiveRequest, run: Run) -> None:
         started = self._clock()
         try:
             self._context.decode([run], active.ticket.cancelled)
@@ -531,15 +508,16 @@ class Pool:
             self._times["prefill_ms"] += (self._clock() - started) * 1e3
         self._heed(active)
 
-    def _heed(self, active: _Active) -> None:
+    def _heed(self, active: ActiveRequest) -> None:
         """Tell how far a prompt is read, and begin its answer when it is."""
         assert active.reading is not None
         active.ticket.put(PrefillProgress(active.reading.done_tokens, len(active.ticket.request.prompt)))
         if active.reading.is_done:
             active.end_reading()
             active.answer = self._answer(active)
+            self._drafting.open(active)
 
-    def _answer(self, active: _Active) -> Answer:
+    def _answer(self, active: ActiveRequest) -> Answer:
         request = active.ticket.request
         answer = Answer(
             self._set,
@@ -550,36 +528,44 @@ class Pool:
             request.starts_thinking,
             active.started,
         )
-        answer.attach(active, active.panel)
+        is_off = request.settings.speculation.policy.kind is PolicyKind.OFF
+        answer.attach(active, Panel(()) if is_off else self._set.panel)
         return answer
 
-    def _commit(self, active: _Active, sent: TokenTree, verdict: Verdict, verification: Verification) -> None:
-        """Append what the target chose, and tell the reader."""
-        emitted, ended = emission(sent, verdict, self._set.model.vocabulary.end_tokens)
+    def _commit(
+        self, active: ActiveRequest, sent: VotedDraft, verdict: Verdict, verification: Verification, round_ms: float
+    ) -> None:
+        """Append what the target chose, learn from it, and tell the reader."""
+        tree = TokenTree(sent)
+        emitted, ended = emission(tree, verdict, self._set.model.vocabulary.end_tokens)
         active.tokens.extend(token.id for token in emitted)
         if ended:
             # The end token itself belongs to the template's text, which a next turn brings along.
             length = self._context.length(active.sequence)
             self._context.truncate(active.sequence, min(length, len(active.tokens)))
+        ballot = active.ballot or NOTHING
+        scores = self._drafting.learn(active, sent, verdict, [token.id for token in emitted], round_ms)
         accepted = sum(token.provenance is Provenance.ACCEPTED for token in emitted)
+        times = StepTimes(draft_ms=ballot.draft_ms, verify_ms=verification.verify_ms, sample_ms=verification.sample_ms)
         record = StepRecord(
-            proposed=0,
-            drafted=len(sent),
+            proposed=sum(ballot.proposals.values()),
+            drafted=len(ballot.voted),
             accepted=accepted,
             emitted=len(emitted),
             context_tokens=len(active.tokens),
             planned_length=len(sent),
-            proposals={},
+            proposals=ballot.proposals,
             look_ahead="",
             unused_look_ahead=0,
-            times=StepTimes(verify_ms=verification.verify_ms, sample_ms=verification.sample_ms),
-            reason="",
-            drafts=(),
-            voted=sent.trunk,
-            sent=sent,
+            times=times,
+            reason=self._drafting.reason,
+            drafts=tuple(draft for draft in ballot.drafts if draft.tokens),
+            voted=ballot.voted,
+            sent=tree,
         )
-        active.ledger.record(record, emitted, sent.trunk.proposers, {})
+        active.ledger.record(record, emitted, ballot.voted.proposers, scores)
         self._counts["tokens"] += len(emitted)
+        self._counts["drafted"] += len(ballot.voted)
         self._counts["verified"] += len(sent)
         self._counts["accepted"] += accepted
         answer = active.answer
@@ -594,20 +580,21 @@ class Pool:
 
     # Ends.
 
-    def _finish(self, active: _Active, reason: FinishReason) -> None:
+    def _finish(self, active: ActiveRequest, reason: FinishReason) -> None:
         answer = active.answer or self._answer(active)
         active.ticket.put(answer.finish(reason))
         self._counts["cancelled" if reason is FinishReason.CANCELLED else "done"] += 1
         self._leave(active)
 
-    def _fail(self, active: _Active, error: QuorumError) -> None:
+    def _fail(self, active: ActiveRequest, error: QuorumError) -> None:
         active.ticket.put(error)
         self._counts["failed"] += 1
         self._leave(active)
 
-    def _leave(self, active: _Active) -> None:
+    def _leave(self, active: ActiveRequest) -> None:
         """Free what a request holds; its tokens in the cache are kept for others that begin the same."""
         self._active.remove(active)
+        self._drafting.drop(active)
         active.close()
         if active.put_aside is None:
             cached = active.cached

@@ -7,11 +7,11 @@ them stays in the mirror: if the target commits the same tokens, they need not b
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from engine.runtime.model import LoadProgress, Model
 from engine.runtime.sampler import Distribution
 from engine.runtime.vocabulary import Vocabulary, check_compatible
 from engine.types import Draft
+
+Result = TypeVar("Result")
 
 DRAFTER_KV_TYPE = KvType.F16
 """Drafts need no exactness, so the cache has the fastest format."""
@@ -202,6 +204,10 @@ class ModelDrafter(Drafter):
         self._drop_distribution()
         self._executor.submit(self.model.close).result()
         self._executor.shutdown()
+
+    def in_thread(self, call: Callable[[], Result]) -> Future[Result]:
+        """Run something in the thread that owns the model."""
+        return self._executor.submit(call)
 
     # Everything below runs in the drafter's own thread.
 

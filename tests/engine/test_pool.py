@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
-from engine.config import GenerationSettings, ModelPlacement, Sampling, SetConfig
+from engine.config import GenerationSettings, ModelPlacement, Policy, Sampling, SetConfig, Speculation
 from engine.errors import PoolClosed, PoolFull, PromptError, SettingError
 from engine.invariants import CHECKS_VARIABLE
 from engine.loader import LoadedSet
@@ -18,6 +20,7 @@ from engine.session import Session
 from engine.types import Finished, FinishReason, GenerationEvent, PrefillProgress, StepDone
 from tests.engine.conftest import GREEDY, PLAIN, answer, never
 from tests.engine.making import TINY_TOKENS, write_tiny_llama
+from tests.engine.scripted import check_sums
 
 TINY_CONTEXT_TOKENS = 768
 SAMPLINGS = (
@@ -105,6 +108,115 @@ def test_requests_say_what_they_say_alone(tiny: LoadedSet) -> None:
     assert statistics.mean_batch > 1.5
     assert statistics.tokens == sum(len(one.token_ids) for one in found)
     assert statistics.active == statistics.waiting == 0
+
+
+def drafted(policy: str) -> Speculation:
+    return Speculation(Policy.parse(policy))
+
+
+@pytest.mark.parametrize("policy", ["auto", "fixed:1", "fixed:4", "minions", "adaedl"])
+def test_drafted_requests_say_what_they_say_alone(tiny: LoadedSet, policy: str) -> None:
+    chance = random.Random(6)
+    requests = [
+        PoolRequest(random_tokens(chance, 10 + 20 * number), GenerationSettings(sampling, drafted(policy), 60))
+        for number, sampling in enumerate((*SAMPLINGS, ENDLESS, ENDLESS))
+    ]
+    pool = Pool(tiny, PoolSettings(most_active=4, context_tokens=2048))
+    try:
+        found = run(pool, *[pool.submit(request) for request in requests])
+        statistics = pool.statistics
+    finally:
+        pool.close()
+    for request, one in zip(requests, found, strict=True):
+        assert is_same(one, alone(tiny, request))
+        check_sums(one.metrics)
+    assert statistics.verified == sum(one.metrics.verified for one in found)
+    assert statistics.accepted == sum(one.metrics.accepted for one in found)
+    if policy != "auto":  # which drafts where that is the faster way
+        assert statistics.accepted > 20
+        assert statistics.verified > statistics.accepted
+
+
+class Move(NamedTuple):
+    """What happens before a round."""
+
+    kind: str
+    """`submit`, `cancel` or nothing."""
+    prompt: tuple[int, ...]
+    begins_as: int
+    """The prompt goes on from the one of so many requests ago; 0: from none."""
+    kept: float
+    policy: str
+    sampling: Sampling
+    max_tokens: int | None
+    picked: int
+    """Which open request is cancelled."""
+
+
+def random_move(chance: random.Random) -> Move:
+    limit = chance.choice((1, 5, 20, 60, 60, 200, None))
+    sampling = ENDLESS if limit is None else chance.choice((*SAMPLINGS, ENDLESS, ENDLESS))
+    return Move(
+        kind=chance.choices(("submit", "cancel", ""), (0.06, 0.01, 1.0))[0],
+        prompt=random_tokens(chance, chance.choice((1, 8, 40, 150))),
+        begins_as=chance.choice((0, 0, 1, 3)),
+        kept=chance.choice((0.5, 1.0)),
+        policy=chance.choice(("auto", "auto", "off", "fixed:1", "fixed:5", "minions", "adaedl")),
+        sampling=sampling,
+        max_tokens=limit,
+        picked=chance.randrange(8),
+    )
+
+
+def test_no_order_of_arrivals_and_cancels_changes_a_token(tiny: LoadedSet) -> None:
+    """Thousands of rounds in a cache that is too small, with the invariants checked after each."""
+    tally = {"compared": 0, "rounds": 0, "gathered": 0, "put aside": 0, "reused": 0, "accepted": 0, "cancelled": 0}
+    for seed in range(3):
+        chance = random.Random(seed)
+        pool = Pool(tiny, PoolSettings(most_active=5, most_waiting=12, context_tokens=1024, most_kept=3))
+        asked: list[tuple[PoolRequest, Ticket, list[GenerationEvent]]] = []
+        try:
+            for _ in range(500):
+                move = random_move(chance)
+                if move.kind == "submit":
+                    earlier = asked[-move.begins_as][0].prompt if 0 < move.begins_as <= len(asked) else ()
+                    prompt = (*earlier[: int(move.kept * len(earlier))], *move.prompt)[-700:]
+                    settings = GenerationSettings(move.sampling, drafted(move.policy), move.max_tokens)
+                    request = PoolRequest(prompt, settings)
+                    with contextlib.suppress(PoolFull):
+                        asked.append((request, pool.submit(request), []))
+                elif move.kind == "cancel" and asked:
+                    asked[-1 - move.picked % min(len(asked), 8)][1].cancel()
+                pool.step()
+                tally["put aside"] = max(tally["put aside"], pool.statistics.put_aside)
+            while pool.step():
+                tally["put aside"] = max(tally["put aside"], pool.statistics.put_aside)
+            statistics = pool.statistics
+        finally:
+            pool.close()
+        for request, ticket, events in asked:
+            events += events_of(ticket)
+            *steps, last = events
+            assert isinstance(last, Finished)
+            said = tuple(token.id for event in steps if isinstance(event, StepDone) for token in event.tokens)
+            assert said[: len(last.token_ids)] == last.token_ids
+            expected = alone(tiny, request)
+            if last.reason is FinishReason.CANCELLED:
+                assert last.token_ids == expected.token_ids[: len(last.token_ids)]
+            else:
+                assert is_same(last, expected)
+            tally["compared"] += len(said)
+        assert statistics.done + statistics.cancelled == len(asked)
+        assert statistics.failed == 0
+        tally["rounds"] += statistics.rounds
+        tally["gathered"] += statistics.gathered
+        tally["reused"] += statistics.reused_tokens
+        tally["accepted"] += statistics.accepted
+        tally["cancelled"] += statistics.cancelled
+    print(f"\n{tally}")
+    assert tally["rounds"] > 3000
+    assert tally["compared"] > 5000
+    assert min(tally.values()) > 0
 
 
 def test_requests_with_the_same_beginning_read_it_once(tiny: LoadedSet) -> None:

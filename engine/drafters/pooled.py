@@ -1,0 +1,292 @@
+"""A draft model that drafts for many requests at once: a context of its own beside the drafter's, one mirror a request.
+
+One pass carries a token of each request, so drafting for several costs little more than for one. A request whose draft
+is long enough drops out; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from engine.config import MAX_DRAFT_TOKENS, ModelPlacement
+from engine.drafters.base import KeepDrafting, Score
+from engine.drafters.model import ModelDrafter, Prediction, drafter_settings, predict
+from engine.memory import cache_in_memory, check_memory
+from engine.prefix import shared_prefix
+from engine.runtime.context import Context, Run
+from engine.types import Draft
+
+LEAST_SHARED_TOKENS = 16
+"""A shorter common beginning of two requests is read twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be drafted for one request."""
+
+    request: int
+    tokens: Sequence[int]
+    """Committed; they do not change while the draft is made."""
+    max_tokens: int
+    keep_drafting: KeepDrafting
+
+
+@dataclass(slots=True)
+class _Mirror:
+    """What the drafter holds of one request, and what it predicts after each token where it knows."""
+
+    sequence: int
+    tokens: list[int] = field(default_factory=list)
+    predictions: list[Prediction | None] = field(default_factory=list)
+    known: int = 0
+    """Leading tokens found equal to the committed ones."""
+    scored: int = 0
+    score: Score = field(default_factory=Score)
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A draft in the making."""
+
+    order: Order
+    mirror: _Mirror
+    position: int
+    """Tokens of the mirror that the next prediction stands after."""
+    tokens: list[int] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+    entropy: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.tokens) >= self.order.max_tokens
+
+    def take(self) -> bool:
+        """Take over the prediction at hand; whether the draft goes on after it."""
+        prediction = self.mirror.predictions[self.position - 1]
+        assert prediction is not None
+        self.tokens.append(prediction.token)
+        self.probabilities.append(prediction.probability)
+        self.entropy = prediction.entropy
+        return not self.is_done and self.order.keep_drafting(self.probabilities, prediction.entropy)
+
+    def draft(self, name: str) -> Draft:
+        return Draft(name, tuple(self.tokens), tuple(self.probabilities), last_entropy=self.entropy)
+
+
+class PooledDrafter:
+    """Drafts with another drafter's model, in that drafter's thread. Methods are called by the pool's owner."""
+
+    def __init__(self, drafter: ModelDrafter, placement: ModelPlacement, requests: int, context_tokens: int) -> None:
+        """Args:
+        drafter: Whose model and thread are used; it outlives this one.
+        requests: Most at a time.
+        context_tokens: Of all requests together.
+
+        Raises:
+            MemoryShortage: the cache finds no room.
+            DecodeError: no context could be made.
+        """
+        self.name = drafter.name
+        self.threads = drafter.threads
+        self._drafter = drafter
+        settings = drafter_settings(placement, context_tokens + requests * MAX_DRAFT_TOKENS)
+        settings = replace(settings, max_outputs=max(MAX_DRAFT_TOKENS, requests + 1), max_sequences=requests + 1)
+        needed_bytes = cache_in_memory(drafter.model, placement, settings.context_tokens)
+        check_memory(drafter.model.path, needed_bytes, f"drafting for {requests} requests at once")
+        self._context = drafter.in_thread(lambda: Context(drafter.model, settings)).result()
+        self._mirrors: dict[int, _Mirror] = {}
+        self.last_passes = 0
+        """Model passes of the last draft."""
+
+    def behind_tokens(self, request: int, tokens: Sequence[int]) -> int:
+        """Committed tokens that are to be read before it can draft."""
+        mirror = self._mirrors.get(request)
+        return len(tokens) - (0 if mirror is None else mirror.known)
+
+    def start(self, orders: Sequence[Order], threads: int) -> Future[list[Draft]]:
+        """Begin to draft for several requests; the drafts come in their order, empty where there is no room."""
+        return self._drafter.in_thread(lambda: self._draft(orders, threads))
+
+    def start_reading(self, request: int, tokens: Sequence[int], most_tokens: int, threads: int) -> Future[int]:
+        """Read some of the committed tokens of one request; how many."""
+        return self._drafter.in_thread(lambda: self._read_some(request, tokens, most_tokens, threads))
+
+    def take_score(self, request: int) -> Score:
+        """How its guesses on a request fared since the last call."""
+        mirror = self._mirrors.get(request)
+        if mirror is None:
+            return Score()
+        score, mirror.score = mirror.score, Score()
+        return score
+
+    def drop(self, request: int) -> None:
+        """Forget a request."""
+        self._drafter.in_thread(lambda: self._drop(request)).result()
+
+    def check(self, requests: dict[int, Sequence[int]]) -> None:
+        """Check the mirrors against the committed tokens of all open requests.
+
+        Raises:
+            AssertionError: they do not agree.
+        """
+        for request, mirror in self._mirrors.items():
+            assert request in requests, f"{self.name} mirrors a request that has ended"
+            cached = self._drafter.in_thread(partial(self._context.length, mirror.sequence)).result()
+            held = len(mirror.tokens)
+            assert held == cached == len(mirror.predictions), f"{self.name} mirrors {held} tokens of {cached} cached"
+            known = list(requests[request][: mirror.known])
+            assert mirror.tokens[: mirror.known] == known, f"{self.name} takes other tokens for known"
+
+    def close(self) -> None:
+        """Free the context."""
+        self._drafter.in_thread(self._context.close).result()
+
+    # Everything below runs in the drafter's own thread.
+
+    def _drop(self, request: int) -> None:
+        mirror = self._mirrors.pop(request, None)
+        if mirror is not None:
+            self._context.free(mirror.sequence)
+
+    def _mirror(self, request: int, tokens: Sequence[int]) -> _Mirror:
+        """The request's mirror; a new one begins with what another one has of the same text."""
+        mirror = self._mirrors.get(request)
+        if mirror is None:
+            shared, source = max(
+                ((shared_prefix(other.tokens, tokens), other) for other in self._mirrors.values()),
+                key=lambda found: found[0],
+                default=(0, None),
+            )
+            if source is None or shared < LEAST_SHARED_TOKENS:
+                mirror = _Mirror(self._context.allocate(), scored=len(tokens))
+            else:
+                sequence = self._context.copy(source.sequence, shared)
+                mirror = _Mirror(sequence, source.tokens[:shared], source.predictions[:shared], shared, len(tokens))
+            self._mirrors[request] = mirror
+        return mirror
+
+    def _settle(self, mirror: _Mirror, tokens: Sequence[int]) -> None:
+        """Find how far the mirror agrees with the committed tokens."""
+        limit = min(len(mirror.tokens), len(tokens))
+        while mirror.known < limit and mirror.tokens[mirror.known] == tokens[mirror.known]:
+            mirror.known += 1
+
+    def _free_cells(self) -> int:
+        """At least so many; a beginning that requests share is counted for each of them."""
+        return self._context.context_tokens - sum(len(mirror.tokens) for mirror in self._mirrors.values())
+
+    def _read_some(self, request: int, tokens: Sequence[int], most_tokens: int, threads: int) -> int:
+        self._context.set_threads(threads)
+        mirror = self._mirror(request, tokens)
+        self._settle(mirror, tokens)
+        before = mirror.known
+        self._truncate(mirror, before)
+        end = min(len(tokens), before + most_tokens, before + self._context.settings.batch_tokens)
+        if end > before and end - before <= self._free_cells():
+            self._feed([(mirror, tokens[before:end])])
+            mirror.known = end
+        return mirror.known - before
+
+    def _draft(self, orders: Sequence[Order], threads: int) -> list[Draft]:
+        self._context.set_threads(threads)
+        self.last_passes = 0
+        growing = self._catch_up(orders)
+        alive = [one for one in growing.values() if not one.is_done and one.take()]
+        while alive:
+            fed = [one for one in alive if not self._goes_on(one)]
+            cells = self._free_cells()
+            fed = [one for one in fed[: max(0, cells)] if len(one.mirror.tokens) == one.position]
+            if fed:
+                self._feed([(one.mirror, one.tokens[-1:]) for one in fed])
+            ready = [one for one in alive if len(one.mirror.tokens) > one.position]
+            for one in ready:
+                one.position += 1
+            alive = [one for one in ready if one.mirror.predictions[one.position - 1] is not None and one.take()]
+        return [
+            growing[order.request].draft(self.name) if order.request in growing else Draft(self.name)
+            for order in orders
+        ]
+
+    def _goes_on(self, one: _Growing) -> bool:
+        """Whether the mirror already holds what was drafted last; what it holds otherwise is cut off."""
+        mirror = one.mirror
+        if len(mirror.tokens) > one.position:
+            if mirror.tokens[one.position] == one.tokens[-1] and mirror.predictions[one.position] is not None:
+                return True
+            self._truncate(mirror, one.position)
+        return False
+
+    def _catch_up(self, orders: Sequence[Order]) -> dict[int, _Growing]:
+        """Let all mirrors end with their request's committed tokens; those that find room, ready to draft."""
+        growing: dict[int, _Growing] = {}
+        missing: list[tuple[_Mirror, Sequence[int]]] = []
+        cells = self._free_cells()
+        for order in orders:
+            mirror = self._mirror(order.request, order.tokens)
+            self._settle(mirror, order.tokens)
+            kept = mirror.known
+            if kept == len(order.tokens) and mirror.predictions[kept - 1] is None:
+                kept -= 1
+            tokens = order.tokens[kept:]
+            if tokens:
+                cells += len(mirror.tokens) - kept
+                self._truncate(mirror, kept)
+                if len(tokens) + 1 > cells:
+                    continue
+                cells -= len(tokens)
+                missing.append((mirror, tokens))
+            growing[order.request] = _Growing(order, mirror, len(order.tokens))
+        self._feed(missing)
+        for one in growing.values():
+            one.mirror.known = len(one.order.tokens)
+            self._learn_score(one.mirror, one.order.tokens)
+        return growing
+
+    def _feed(self, entering: Sequence[tuple[_Mirror, Sequence[int]]]) -> None:
+        """Let tokens enter their mirrors, in as few passes as hold them."""
+        room = self._context.settings.batch_tokens
+        batch: list[tuple[_Mirror, Sequence[int]]] = []
+        size = 0
+        for mirror, tokens in entering:
+            for start in range(0, len(tokens), room):
+                part = tokens[start : start + room]
+                if batch and (size + len(part) > room or len(batch) == self._context.settings.max_outputs):
+                    self._enter(batch, size)
+                    batch, size = [], 0
+                batch.append((mirror, part))
+                size += len(part)
+        if batch:
+            self._enter(batch, size)
+
+    def _enter(self, batch: Sequence[tuple[_Mirror, Sequence[int]]], size: int) -> None:
+        predicts_all = size <= self._context.settings.max_outputs
+        runs = [Run(mirror.sequence, tokens, len(tokens) if predicts_all else 1) for mirror, tokens in batch]
+        self._context.decode(runs)
+        self.last_passes += 1
+        rows = iter(self._context.logits())
+        for (mirror, tokens), run in zip(batch, runs, strict=True):
+            mirror.tokens.extend(tokens)
+            mirror.predictions.extend([None] * (len(tokens) - run.outputs))
+            mirror.predictions.extend(predict(next(rows)) for _ in range(run.outputs))
+
+    def _truncate(self, mirror: _Mirror, length: int) -> None:
+        if length < len(mirror.tokens):
+            self._context.truncate(mirror.sequence, length)
+            kept = self._context.length(mirror.sequence)
+            del mirror.tokens[kept:], mirror.predictions[kept:]
+            mirror.known = min(mirror.known, kept)
+
+    def _learn_score(self, mirror: _Mirror, tokens: Sequence[int]) -> None:
+        """Compare the predictions made along the way with what was committed."""
+        hits = scored = 0
+        end = min(len(tokens), len(mirror.predictions) + 1)
+        for position in range(max(mirror.scored, 1), end):
+            prediction = mirror.predictions[position - 1]
+            if prediction is not None:
+                scored += 1
+                hits += prediction.token == tokens[position]
+        mirror.scored = max(mirror.scored, end)
+        mirror.score += Score(hits, scored)

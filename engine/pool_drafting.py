@@ -1,0 +1,313 @@
+"""Drafting for a batch of requests: who drafts, what each request sends to the target, and what is learnt of it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from engine.active import ActiveRequest
+from engine.config import PolicyKind
+from engine.drafters.base import KeepDrafting, Score
+from engine.drafters.model import ModelDrafter
+from engine.drafters.pooled import Order, PooledDrafter
+from engine.drafting import Ballot, Panel
+from engine.errors import QuorumError
+from engine.length import AutoLength, LengthRule
+from engine.loader import FREE_DRAFTERS, LoadedSet
+from engine.marginal import share_out
+from engine.plan import READY_BEHIND_TOKENS
+from engine.pool_plan import Drafters, PoolPlan, PoolPlanner
+from engine.types import Draft, Verdict, VotedDraft
+from engine.vote import vote
+
+READING_SLICE_TOKENS = 64
+"""A draft model that is far behind on a request reads this much of it in a round, so that answers go on."""
+
+FORESEEN_TOKENS = 7
+"""A look-up draft that is worth more than so many tokens of a draft model at its mean acceptance needs no model."""
+
+NOTHING = Ballot(VotedDraft(), {}, 0.0, 0.0)
+
+
+class PoolDrafting:
+    """Owns what drafts for a pool's requests. Used and closed by the pool's owner."""
+
+    def __init__(self, loaded: LoadedSet, requests: int, context_tokens: int) -> None:
+        """Args:
+        requests: Most at a time.
+        context_tokens: Of all requests together.
+        """
+        self._set = loaded
+        self._learning = loaded.learning
+        self._clock = loaded.learning.cost.clock
+        self._drafters: dict[str, PooledDrafter] = {}
+        self.failures: dict[str, str] = {}
+        """Why drafters do not draft here, by name."""
+        placements = dict(zip(loaded.panel.names, loaded.config.drafters, strict=False))
+        for drafter in loaded.panel.models if loaded.model.can_roll_back else ():
+            if not isinstance(drafter, ModelDrafter):
+                self.failures[drafter.name] = "a drafter of another vocabulary drafts for one conversation at a time"
+                continue
+            placement = loaded.config.placement_of(placements[drafter.name])
+            try:
+                self._drafters[drafter.name] = PooledDrafter(drafter, placement, requests, context_tokens)
+            except QuorumError as error:
+                self.failures[drafter.name] = str(error)
+        self._planner = PoolPlanner(tuple(self._drafters), loaded.learning.cost, loaded.learning.acceptance)
+        self.reason = ""
+        """Of the last round's choice, in words."""
+        self._open: dict[int, ActiveRequest] = {}
+        self._never = threading.Event()
+
+    def open(self, active: ActiveRequest) -> None:
+        """A request's answer begins."""
+        if active.speculation.policy.kind is PolicyKind.OFF or not self._set.model.can_roll_back:
+            return
+        active.panel = Panel([FREE_DRAFTERS[drafter.name]() for drafter in self._set.panel.free])
+        active.panel.begin(active.tokens)
+        self._open[active.number] = active
+
+    def drop(self, active: ActiveRequest) -> None:
+        """A request has ended."""
+        if self._open.pop(active.number, None) is not None:
+            for drafter in self._drafters.values():
+                drafter.drop(active.number)
+
+    def check(self) -> None:
+        """Check the drafters' mirrors against the committed tokens.
+
+        Raises:
+            AssertionError: they do not agree.
+        """
+        for drafter in self._drafters.values():
+            drafter.check({number: active.tokens for number, active in self._open.items()})
+
+    def close(self) -> None:
+        """Free the drafters' contexts."""
+        for drafter in self._drafters.values():
+            drafter.close()
+
+    def read(self, batch: Sequence[ActiveRequest]) -> None:
+        """Let draft models read a slice of what they are behind by, where that is likely to be repaid."""
+        free = [active for active in batch if active.number in self._open and active.answer is not None]
+        for active in free:
+            if active.answer is None or not active.answer.token_count:
+                continue  # the first token comes before what makes later ones faster
+            cost = self._learning.cost
+            behind = {name: one.behind_tokens(active.number, active.tokens) for name, one in self._drafters.items()}
+            late = {name: tokens for name, tokens in behind.items() if tokens > READY_BEHIND_TOKENS}
+            if not late:
+                continue
+            reads = {name: tokens * cost.read_ms(name) for name, tokens in late.items()}
+            names: Drafters = tuple(late)
+            if self._is_auto(active):
+                names = self._planner.worth_reading(
+                    len(free), mean_tokens(batch), active.answer.remaining_tokens, reads
+                )
+            for name in names:
+                self._read_slice(name, active)
+            if names:
+                return
+
+    def _read_slice(self, name: str, active: ActiveRequest) -> None:
+        drafter = self._drafters[name]
+        started = self._clock()
+        future = drafter.start_reading(active.number, active.tokens, READING_SLICE_TOKENS, drafter.threads)
+        try:
+            read = future.result()
+        except QuorumError as error:
+            self._lose(name, error)
+            return
+        self._learning.cost.observe_read(name, read, (self._clock() - started) * 1e3)
+
+    def _lose(self, name: str, error: QuorumError) -> None:
+        self.failures[name] = str(error)
+        del self._drafters[name]
+
+    def start(self, batch: Sequence[ActiveRequest]) -> DraftsInWork:
+        """Begin to draft for requests that have no ballot."""
+        started = self._clock()
+        autos = [active for active in batch if active.number in self._open and self._is_auto(active)]
+        plan = self._planner.plan(max(1, len(autos)), mean_tokens(batch), lambda names: self._are_ready(names, autos))
+        self.reason = plan.reason
+        asked: list[_Asked] = []
+        orders: dict[str, list[Order]] = {}
+        for active in batch:
+            rule = self._rule(active)
+            room = min(active.room_tokens, rule.limit()) if active.number in self._open else 0
+            hint = active.panel.hint(room, self._never)
+            names = plan.drafters if self._is_auto(active) else tuple(self._drafters)
+            if not room or (self._is_auto(active) and self._is_enough(hint, active, names)):
+                names = ()
+            names = tuple(name for name in names if self._behind(name, active) <= READY_BEHIND_TOKENS)
+            asked.append(_Asked(active, names, hint))
+            for name in names:
+                keep = self._keep(name, names, active, len(autos), plan)
+                orders.setdefault(name, []).append(Order(active.number, active.tokens, room, keep))
+        futures = {}
+        for name, own in orders.items():
+            drafter = self._drafters[name]
+            futures[name] = drafter.start(own, max(1, drafter.threads // len(orders)))
+        return DraftsInWork(plan, asked, orders, futures, started)
+
+    def finish(self, work: DraftsInWork) -> float:
+        """Wait for drafts and vote on them: every request has a ballot then. Returns the milliseconds waited."""
+        waiting = self._clock()
+        made: dict[int, list[Draft]] = {asked.active.number: [] for asked in work.asked}
+        for name, future in work.futures.items():
+            try:
+                drafts = future.result()
+            except QuorumError as error:
+                self._lose(name, error)
+                continue
+            for order, draft in zip(work.orders[name], drafts, strict=True):
+                made[order.request].append(draft)
+        done = self._clock()
+        names = tuple(sorted(work.futures))
+        passes = max((self._drafters[name].last_passes for name in names if name in self._drafters), default=0)
+        if names and passes:
+            requests = max(len(own) for own in work.orders.values())
+            self._planner.observe_draft(names, requests, passes, (done - work.started) * 1e3)
+        for asked in work.asked:
+            drafts = [*made[asked.active.number], *asked.hint]
+            voted = vote(drafts, self._learning.weights(asked.active.speculation.weights).current)
+            proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
+            asked.active.ballot = Ballot(voted, proposals, (done - waiting) * 1e3, 0.0, drafts)
+            asked.active.asked = asked.names
+        return (done - waiting) * 1e3
+
+    def share(self, batch: Sequence[ActiveRequest], most_rows: int) -> list[VotedDraft]:
+        """What each request sends: as its policy says, or by the marginal rule over the cost of the whole pass."""
+        requests = len(batch)
+        setting = self._set.setting
+        most_rows = max(requests, setting.fitting(most_rows)) if setting.pass_sizes is not None else most_rows
+        sent: list[VotedDraft] = []
+        free: list[VotedDraft] = []
+        left = most_rows - requests
+        for active in batch:
+            voted = active.ballot.voted if active.ballot is not None else VotedDraft()
+            voted = voted.trimmed(min(active.room_tokens, active.sampler.allowed_length(voted.tokens)))
+            is_auto = self._is_auto(active)
+            sent.append(VotedDraft() if is_auto else voted.trimmed(left))
+            free.append(voted if is_auto else VotedDraft())
+            left -= len(sent[-1])
+        rows = requests + sum(map(len, sent))
+        context_tokens = mean_tokens(batch)
+        cost = self._learning.cost
+        besides_ms = self._planner.overhead_ms(requests) + max(
+            (active.ballot.draft_ms for active in batch if active.ballot is not None), default=0.0
+        )
+
+        def pass_ms(count: int) -> float:
+            if count and setting.fitting(rows + count) != rows + count:
+                return math.inf
+            return cost.verify_ms(rows + count, context_tokens, requests) + besides_ms
+
+        survivals = [self._learning.acceptance.survivals(voted) for voted in free]
+        counts = share_out(survivals, float(rows), pass_ms, max(0, left))
+        return [
+            voted.trimmed(count) if count else fixed for voted, count, fixed in zip(free, counts, sent, strict=True)
+        ]
+
+    def learn(
+        self, active: ActiveRequest, sent: VotedDraft, verdict: Verdict, emitted: Sequence[int], round_ms: float
+    ) -> Mapping[str, Score]:
+        """Take in the verdict on one request; how its drafters' guesses fared."""
+        ballot = active.ballot or NOTHING
+        active.panel.accept(emitted)
+        scores = dict(active.panel.take_scores())
+        if active.number in self._open:
+            for name, drafter in self._drafters.items():
+                scores[name] = drafter.take_score(active.number)
+        verified, accepted = len(sent), verdict.accepted
+        self._learning.acceptance.learn(active.asked, ballot.voted, verified, accepted)
+        self._learning.weights(active.speculation.weights).learn(ballot.voted, verified, accepted, scores)
+        self._rule(active).learn(verified, accepted, round_ms)
+        active.pace.learn(len(emitted), round_ms)
+        active.active = frozenset(ballot.proposals)
+        active.ballot = None
+        return scores
+
+    def learn_round(self, plan: PoolPlan, requests: int, tokens: int, round_ms: float, besides_ms: float) -> None:
+        """Take in what a round brought that read no prompt.
+
+        Args:
+            besides_ms: Of its time, what was neither drafting nor the target's pass.
+        """
+        self._planner.learn(plan, tokens, round_ms)
+        self._planner.observe_overhead(requests, besides_ms)
+
+    def _rule(self, active: ActiveRequest) -> LengthRule:
+        return self._learning.rule(active.speculation.policy)
+
+    def _is_auto(self, active: ActiveRequest) -> bool:
+        return isinstance(self._rule(active), AutoLength)
+
+    def _behind(self, name: str, active: ActiveRequest) -> int:
+        return self._drafters[name].behind_tokens(active.number, active.tokens)
+
+    def _are_ready(self, names: Drafters, autos: Sequence[ActiveRequest]) -> bool:
+        """Whether most requests are read by all of these drafters."""
+        ready = sum(all(self._behind(name, active) <= READY_BEHIND_TOKENS for name in names) for active in autos)
+        return 2 * ready >= len(autos)
+
+    def _is_enough(self, hint: Sequence[Draft], active: ActiveRequest, names: Drafters) -> bool:
+        """Whether what the free drafters say promises more than draft models usually bring."""
+        acceptance = self._learning.acceptance
+        voted = vote(hint, self._learning.weights(active.speculation.weights).current)
+        mean = acceptance.mean(names)
+        return sum(acceptance.survivals(voted)) >= sum(mean**length for length in range(1, FORESEEN_TOKENS + 1))
+
+    def _keep(self, name: str, names: Drafters, active: ActiveRequest, requests: int, plan: PoolPlan) -> KeepDrafting:
+        rule = self._rule(active)
+        context_tokens = len(active.tokens)
+        if not self._is_auto(active) or requests <= 1:
+            return rule.keep_drafting(name, names, context_tokens, plan.pace)
+        cost, acceptance = self._learning.cost, self._learning.acceptance
+        mean = acceptance.mean(names)
+        place_ms = cost.verify_ms(2 * requests, context_tokens, requests) - cost.verify_ms(
+            requests, context_tokens, requests
+        )
+        worth = plan.pace * (max(0.0, place_ms) + self._planner.draft_pass_ms(names, requests)) / requests
+        survivals = [1.0]
+
+        def keep(probabilities: Sequence[float], _entropy: float) -> bool:
+            """Whether one more token, whose place and pass all requests share, is likely to be worth them."""
+            for probability in probabilities[len(survivals) - 1 :]:
+                survivals.append(survivals[-1] * acceptance.token(name, probability, 1.0, 1))
+            return survivals[-1] * mean >= worth
+
+        return keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What one request is drafted with."""
+
+    active: ActiveRequest
+    names: Drafters
+    hint: Sequence[Draft]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsInWork:
+    """Drafts that are being made."""
+
+    plan: PoolPlan
+    asked: Sequence[_Asked]
+    orders: Mapping[str, Sequence[Order]]
+    futures: Mapping[str, Future[list[Draft]]]
+    started: float
+    """By the cost model's clock."""
+
+    @property
+    def is_done(self) -> bool:
+        return all(future.done() for future in self.futures.values())
+
+
+def mean_tokens(batch: Sequence[ActiveRequest]) -> int:
+    """Of the requests, committed."""
+    return sum(len(active.tokens) for active in batch) // max(1, len(batch))
