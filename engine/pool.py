@@ -72,7 +72,7 @@ class PoolSettings:
     most_active: int = 8
     """Requests that are answered at the same time."""
     most_waiting: int = 64
-    """Requests that wait for that; more are refused."""
+    """Requests that wait for that; more are refused. Those that are taken up at once are not counted."""
     context_tokens: int | None = None
     """Tokens in the cache that all requests share; None: as many as the set's own context holds."""
     most_kept: int = 8

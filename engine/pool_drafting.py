@@ -173,7 +173,11 @@ class PoolDrafting:
             self._planner.observe_draft(names, requests, passes, (done - work.started) * 1e3)
         for asked in work.asked:
             drafts = [*made[asked.active.number], *asked.hint]
-            voted = vote(drafts, self._learning.weights(asked.active.speculation.weights).current)
+            weights = self._learning.weights(asked.active.speculation.weights).current
+            voted = vote(drafts, weights)
+            if asked.names:
+                pace = work.plan.pace / len(work.asked)
+                voted = self._rule(asked.active).prefer(voted, drafts, weights, len(asked.active.tokens), pace)
             proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
             asked.active.ballot = Ballot(voted, proposals, (done - waiting) * 1e3, 0.0, drafts)
             asked.active.asked = asked.names

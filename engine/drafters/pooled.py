@@ -179,7 +179,7 @@ class PooledDrafter:
         return self._context.context_tokens - sum(len(mirror.tokens) for mirror in self._mirrors.values())
 
     def _read_some(self, request: int, tokens: Sequence[int], most_tokens: int, threads: int) -> int:
-        self._context.set_threads(threads)
+        self._context.set_threads(threads, threads)
         mirror = self._mirror(request, tokens)
         self._settle(mirror, tokens)
         before = mirror.known
@@ -191,7 +191,7 @@ class PooledDrafter:
         return mirror.known - before
 
     def _draft(self, orders: Sequence[Order], threads: int) -> list[Draft]:
-        self._context.set_threads(threads)
+        self._context.set_threads(threads, threads)
         self.last_passes = 0
         growing = self._catch_up(orders)
         alive = [one for one in growing.values() if not one.is_done and one.take()]
@@ -254,23 +254,21 @@ class PooledDrafter:
             for start in range(0, len(tokens), room):
                 part = tokens[start : start + room]
                 if batch and (size + len(part) > room or len(batch) == self._context.settings.max_outputs):
-                    self._enter(batch, size)
+                    self._enter(batch)
                     batch, size = [], 0
                 batch.append((mirror, part))
                 size += len(part)
         if batch:
-            self._enter(batch, size)
+            self._enter(batch)
 
-    def _enter(self, batch: Sequence[tuple[_Mirror, Sequence[int]]], size: int) -> None:
-        predicts_all = size <= self._context.settings.max_outputs
-        runs = [Run(mirror.sequence, tokens, len(tokens) if predicts_all else 1) for mirror, tokens in batch]
-        self._context.decode(runs)
+    def _enter(self, batch: Sequence[tuple[_Mirror, Sequence[int]]]) -> None:
+        """One pass; each mirror that tokens enter has a prediction after the last of them."""
+        self._context.decode([Run(mirror.sequence, tokens, 1) for mirror, tokens in batch])
         self.last_passes += 1
-        rows = iter(self._context.logits())
-        for (mirror, tokens), run in zip(batch, runs, strict=True):
+        for (mirror, tokens), row in zip(batch, self._context.logits(), strict=True):
             mirror.tokens.extend(tokens)
-            mirror.predictions.extend([None] * (len(tokens) - run.outputs))
-            mirror.predictions.extend(predict(next(rows)) for _ in range(run.outputs))
+            mirror.predictions.extend([None] * (len(tokens) - 1))
+            mirror.predictions.append(predict(row))
 
     def _truncate(self, mirror: _Mirror, length: int) -> None:
         if length < len(mirror.tokens):

@@ -282,7 +282,7 @@ def test_a_request_that_waits_can_be_cancelled(tiny: LoadedSet) -> None:
 
 
 def test_what_cannot_be_answered_is_refused(tiny: LoadedSet) -> None:
-    pool = Pool(tiny, PoolSettings(most_active=1, most_waiting=2))
+    pool = Pool(tiny, PoolSettings(most_active=1, most_waiting=1))
     try:
         with pytest.raises(PromptError, match="empty"):
             pool.submit(PoolRequest(()))
