@@ -211,12 +211,13 @@ class Batch:
 
     def rows(self, lines: Iterator[Line], is_cancelled: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         """Answers to all lines, each as it is done; when cancelled, those that are done by then."""
-        waiting = next(lines, None)
+        requests = map(self._understand, lines)
+        waiting = next(requests, None)
         try:
             while (waiting or self._open) and not is_cancelled():
                 while waiting is not None and self._has_room(waiting):
-                    refused = self._begin(self._understand(waiting))
-                    waiting = next(lines, None)
+                    refused = self._begin(waiting)
+                    waiting = next(requests, None)
                     if refused is not None:
                         yield refused
                 self._pool.step()
@@ -226,8 +227,7 @@ class Batch:
                 row.cancel()
             self._open.clear()
 
-    def _has_room(self, line: Line) -> bool:
-        request = self._understand(line)
+    def _has_room(self, request: _Request) -> bool:
         wanted = 1 if request.fields is None else _answers(request.fields)
         settings = self._pool.settings
         return wanted > settings.most_waiting or self._pool.statistics.waiting + wanted <= settings.most_waiting

@@ -84,12 +84,15 @@ def chunk_document(head: Head, index: int, delta: Delta, piece: Piece) -> dict[s
         choice["delta"] = told
     else:
         choice["text"] = delta.content
+    logprobs = None
+    if delta.tokens:
+        logprobs = log_probabilities(head, delta.tokens, delta.texts, delta.characters_before, piece)
     return {
         **head.document(is_chunk=True),
         "choices": [
             {
                 **choice,
-                "logprobs": log_probabilities(head, delta.tokens, delta.texts, delta.characters_before, piece),
+                "logprobs": logprobs,
                 "finish_reason": None,
             }
         ],
@@ -197,7 +200,7 @@ def log_probabilities(
         offset: Characters of the answer before them.
         piece: The bytes of a token.
     """
-    if not head.has_log_probabilities or not tokens:
+    if not head.has_log_probabilities:
         return None
     found = [(token.id, token.log_probabilities) for token in tokens if token.log_probabilities is not None]
     if head.is_chat:

@@ -6,6 +6,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import psutil
+
 from engine.pool import PoolStatistics
 
 GAUGES = {
@@ -53,6 +55,9 @@ def exposition(
             lines += _metric(f"quorum_{name}_total", "counter", text, [("", counts[name])])
     by_status = [(f'{{status="{status}"}}', count) for status, count in sorted(responses.items())]
     lines += _metric("quorum_http_responses_total", "counter", "Responses by HTTP status.", by_status)
+    resident_bytes = psutil.Process().memory_info().rss
+    text = "Memory of this process, weights in the page cache included."
+    lines += _metric("process_resident_memory_bytes", "gauge", text, [("", resident_bytes)])
     return "\n".join(lines) + "\n"
 
 
