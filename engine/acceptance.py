@@ -1,4 +1,7 @@
-"""How likely the target is to accept a draft token, learnt online from verdicts.
+"""How likely the target is to accept a draft token, learnt online from what the target chose.
+
+A token that was drafted and not sent teaches as well, as long as the target chose the ones before it: else a kind of
+token that is thought unlikely, and therefore not sent, would be thought so forever.
 
 Three questions are answered. *Token*: this token, with the confidence its drafter had and the agreement it found?
 *Mean*: a token of this drafter set in general, for looking ahead before anything is drafted? And *rescue*: given that
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.types import Branch, VotedDraft
@@ -41,12 +44,20 @@ class Share:
         self.tries = self.tries * memory + 1
 
 
+def _hits(draft: VotedDraft, chosen: Sequence[int]) -> Iterator[bool]:
+    """For the tokens of a draft up to the first one that is wrong, whether the target chose them."""
+    for token, own in zip(draft.tokens, chosen, strict=False):
+        yield token == own
+        if token != own:
+            return
+
+
 class AcceptanceModel:
     """Estimates of acceptance; one instance serves all answers of a loaded set."""
 
     def __init__(self, free_drafters: Iterable[str]) -> None:
         self._free = frozenset(free_drafters)
-        self._cells: dict[tuple[bool, int, int], Share] = {}
+        self._cells: dict[tuple[str, int, int], Share] = {}
         self._means: dict[tuple[str, ...], Share] = {}
         self._rescues: dict[tuple[bool, bool, int], Share] = {}
 
@@ -62,11 +73,12 @@ class AcceptanceModel:
         return self._cell(source, probability, agreement, proposers).value
 
     def _cell(self, source: str, probability: float, agreement: float, proposers: int) -> Share:
-        is_free = source in self._free
+        # Look-ups are sure of the same grounds; how far a model's confidence can be trusted is its own.
+        trusted_as = "" if source in self._free else source
         # 0: nobody else had an opinion; 1: some disagreed; 2: several, all of one mind.
         harmony = 1 if agreement < 0.999 else 2 if proposers > 1 else 0
         confidence = sum(probability >= edge for edge in CONFIDENCE_EDGES)
-        key = (is_free, confidence, harmony)
+        key = (trusted_as, confidence, harmony)
         cell = self._cells.get(key)
         if cell is None:
             prior = 0.1 + 0.85 * probability
@@ -109,25 +121,26 @@ class AcceptanceModel:
         known = self._means.get(tuple(names))
         return known.value if known is not None else MEAN_PRIOR
 
-    def learn(self, names: Sequence[str], draft: VotedDraft, verified: int, accepted: int) -> None:
-        """Take in a verdict; tokens after the first rejected one were never judged and teach nothing.
+    def learn(self, draft: VotedDraft, chosen: Sequence[int]) -> None:
+        """Take in what the target chose; tokens after the first that it did not choose teach nothing.
 
         Args:
-            names: The model drafters that took part.
-            draft: The draft as voted.
-            verified: How many of its tokens were sent.
-            accepted: How many were accepted.
+            draft: One that was voted on, sent or not.
+            chosen: The target's tokens from where the draft begins.
         """
-        for position in range(min(verified, accepted + 1)):
-            hit = position < accepted
+        for position, hit in enumerate(_hits(draft, chosen)):
             self._cell(
                 draft.winner,
                 draft.probabilities[position],
                 draft.agreement[position],
                 len(draft.proposers[position]),
             ).learn(hit=hit, memory=CELL_MEMORY)
-            if names:
-                mean = self._means.setdefault(tuple(names), Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT))
+
+    def learn_mean(self, names: Sequence[str], draft: VotedDraft, chosen: Sequence[int]) -> None:
+        """The same for the mean of the model drafters that took part, where a draft of theirs was gone on with."""
+        if draft.winner in names:
+            mean = self._means.setdefault(tuple(names), Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT))
+            for hit in _hits(draft, chosen):
                 mean.learn(hit=hit, memory=MEAN_MEMORY)
 
     def learn_rescue(self, branches: Iterable[Branch], fork: int, token: int) -> None:

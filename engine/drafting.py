@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from engine.residual import Generator
 from engine.runtime.sampler import Sampler
 from engine.types import Draft, VotedDraft
 from engine.verify.sampled import Drawn, trunk_of
-from engine.vote import vote
+from engine.vote import losers, vote
 
 MEASURED_READ_TOKENS = 64
 MEASURED_DRAFT_TOKENS = 6
@@ -41,8 +41,17 @@ class Ballot:
     vote_ms: float
     drafts: Sequence[Draft] = ()
     """What was voted on, where whole drafts were."""
+    losers: Sequence[VotedDraft] = ()
+    """Those of them that part from the voted one."""
     drawn: Drawn | None = None
     """The drafts, where their tokens were drawn and are to be judged as such."""
+
+    def led_by(self, preferred: VotedDraft) -> Ballot:
+        """The ballot with one of its losers, or the voted draft itself, in the voted one's place."""
+        if preferred is self.voted:
+            return self
+        others = (self.voted, *(loser for loser in self.losers if loser is not preferred))
+        return replace(self, voted=preferred, losers=others)
 
 
 @dataclass(slots=True)
@@ -253,7 +262,8 @@ class DraftApart(Drafting):
         drafts = [*drafts, *hint]
         voted = vote(drafts, weights)
         proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
-        return Ballot(voted, proposals, draft_ms, (self._cost.clock() - drafted) * 1e3, drafts)
+        lost = losers(voted, drafts, weights)
+        return Ballot(voted, proposals, draft_ms, (self._cost.clock() - drafted) * 1e3, drafts, lost)
 
 
 class DraftByDrawing:
@@ -289,7 +299,7 @@ class DraftByDrawing:
         proposals = {draft.source: len(draft) for draft in drafts}
         if not drafts:
             return Ballot(VotedDraft(), proposals, draft_ms, 0.0)
-        return Ballot(trunk_of(drafts), proposals, draft_ms, 0.0, drafts, Drawn(tuple(drafts), _chance(own)))
+        return Ballot(trunk_of(drafts), proposals, draft_ms, 0.0, drafts, drawn=Drawn(tuple(drafts), _chance(own)))
 
 
 def _most_passes(drafters: Sequence[Drafter]) -> int:

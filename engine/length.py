@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from engine.acceptance import AcceptanceModel
 from engine.branches import best_size, best_tree
 from engine.config import Policy, PolicyKind
 from engine.cost import CostModel
 from engine.drafters.base import KeepDrafting, always
-from engine.prefix import shared_prefix
-from engine.types import Branch, Draft, TokenTree, VotedDraft
-from engine.vote import led_by
+from engine.types import Branch, TokenTree, VotedDraft
 
 LONGEST_DRAFT = 15
 """Passes of 16 tokens are the largest that are calibrated, and no cheaper per token beyond on the CPUs measured."""
@@ -51,14 +49,7 @@ class LengthRule(ABC):
         """
         return always
 
-    def prefer(
-        self,
-        voted: VotedDraft,
-        drafts: Sequence[Draft],
-        weights: Mapping[str, float],
-        context_tokens: int,
-        pace: float,
-    ) -> VotedDraft:
+    def prefer(self, voted: VotedDraft, losers: Sequence[VotedDraft], context_tokens: int, pace: float) -> VotedDraft:
         """The draft to go on with: the voted one, or one that lost the vote and is worth more."""
         return voted
 
@@ -195,25 +186,13 @@ class AutoLength(LengthRule):
 
         return keep
 
-    def prefer(
-        self,
-        voted: VotedDraft,
-        drafts: Sequence[Draft],
-        weights: Mapping[str, float],
-        context_tokens: int,
-        pace: float,
-    ) -> VotedDraft:
+    def prefer(self, voted: VotedDraft, losers: Sequence[VotedDraft], context_tokens: int, pace: float) -> VotedDraft:
         """Look-ups often agree with each other, having read the same text, and are less often right than a model."""
-        losers = [draft for draft in drafts if shared_prefix(draft.tokens, voted.tokens) < min(len(draft), len(voted))]
         if not losers:
             return voted
-        longest = max(map(len, drafts))
-        costs = self._cost.curve(context_tokens, longest + 1)
-
-        def value(candidate: VotedDraft) -> float:
-            return best_size(self._acceptance.survivals(candidate), costs, pace)[1]
-
-        return max([voted, *(led_by(draft, drafts, weights) for draft in losers)], key=value)
+        drafts = [voted, *losers]
+        costs = self._cost.curve(context_tokens, max(map(len, drafts)) + 1)
+        return max(drafts, key=lambda draft: best_size(self._acceptance.survivals(draft), costs, pace)[1])
 
     def cut(
         self, voted: VotedDraft, branches: Sequence[Branch], most_branches: int, context_tokens: int, pace: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.branches import side_branches
 from engine.config import MAX_DRAFT_TOKENS, Speculation
@@ -197,13 +197,8 @@ class Pipeline:
 
         if self._drawing is not None and plan.drafters and plan.length:
             return self._drawing.draft(plan.drafters, plan.length, keep, cancel)
-        weights = self._weights.current
-        ballot = self._drafting.draft(plan.drafters, plan.length, hint, weights, keep, cancel)
-        if not plan.drafters:
-            return ballot
-        return replace(
-            ballot, voted=self._rule.prefer(ballot.voted, ballot.drafts, weights, len(self._tokens), plan.pace)
-        )
+        ballot = self._drafting.draft(plan.drafters, plan.length, hint, self._weights.current, keep, cancel)
+        return ballot.led_by(self._rule.prefer(ballot.voted, ballot.losers, len(self._tokens), plan.pace))
 
     def _branches(self, ballot: Ballot, room: int) -> tuple[Branch, ...]:
         """Side branches that the drafts offer, to send or to learn from, where trees are allowed."""
@@ -297,10 +292,12 @@ class Pipeline:
             cost.observe_overhead(max(0.0, step_ms - verification.verify_ms - ballot.draft_ms))
         acceptance = self._learning.acceptance
         trunk_tokens, on_trunk = len(sent.trunk), verdict.on_trunk
-        acceptance.learn(plan.drafters, ballot.voted, trunk_tokens, on_trunk)
+        chosen = (*verdict.path(sent.trunk.tokens), verdict.final)
+        for draft in (ballot.voted, *ballot.losers):
+            acceptance.learn(draft, chosen)
+        acceptance.learn_mean(plan.drafters, ballot.voted, chosen)
         if on_trunk < trunk_tokens:
-            chosen = verdict.final if verdict.branch is None else verdict.branch.tokens[0]
-            acceptance.learn_rescue(branches, on_trunk, chosen)
+            acceptance.learn_rescue(branches, on_trunk, chosen[on_trunk])
         scores = self._panel.take_scores()
         self._weights.learn(ballot.voted, trunk_tokens, on_trunk, scores)
         self._rule.learn(len(sent), verdict.accepted, step_ms)

@@ -21,7 +21,7 @@ from engine.marginal import share_out
 from engine.plan import READY_BEHIND_TOKENS
 from engine.pool_plan import Drafters, PoolPlan, PoolPlanner
 from engine.types import Draft, Verdict, VotedDraft
-from engine.vote import vote
+from engine.vote import losers, vote
 
 READING_SLICE_TOKENS = 64
 """A draft model that is far behind on a request reads this much of it in a round, so that answers go on."""
@@ -175,11 +175,12 @@ class PoolDrafting:
             drafts = [*made[asked.active.number], *asked.hint]
             weights = self._learning.weights(asked.active.speculation.weights).current
             voted = vote(drafts, weights)
-            if asked.names:
-                pace = work.plan.pace / len(work.asked)
-                voted = self._rule(asked.active).prefer(voted, drafts, weights, len(asked.active.tokens), pace)
             proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
-            asked.active.ballot = Ballot(voted, proposals, (done - waiting) * 1e3, 0.0, drafts)
+            lost = losers(voted, drafts, weights)
+            ballot = Ballot(voted, proposals, (done - waiting) * 1e3, 0.0, drafts, lost)
+            pace = work.plan.pace / len(work.asked)
+            preferred = self._rule(asked.active).prefer(voted, lost, len(asked.active.tokens), pace)
+            asked.active.ballot = ballot.led_by(preferred)
             asked.active.asked = asked.names
         return (done - waiting) * 1e3
 
@@ -227,7 +228,10 @@ class PoolDrafting:
             for name, drafter in self._drafters.items():
                 scores[name] = drafter.take_score(active.number)
         verified, accepted = len(sent), verdict.accepted
-        self._learning.acceptance.learn(active.asked, ballot.voted, verified, accepted)
+        chosen = (*verdict.path(sent.tokens), verdict.final)
+        for draft in (ballot.voted, *ballot.losers):
+            self._learning.acceptance.learn(draft, chosen)
+        self._learning.acceptance.learn_mean(active.asked, ballot.voted, chosen)
         self._learning.weights(active.speculation.weights).learn(ballot.voted, verified, accepted, scores)
         self._rule(active).learn(verified, accepted, round_ms)
         active.pace.learn(len(emitted), round_ms)

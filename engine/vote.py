@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.config import WeightRule
 from engine.drafters.base import Score
+from engine.prefix import shared_prefix
 from engine.types import Draft, VotedDraft
 
 MINIONS_THRESHOLD = 0.5
@@ -41,10 +42,19 @@ def vote(drafts: Sequence[Draft], weights: Mapping[str, float]) -> VotedDraft:
         leader = max(alive, key=lambda draft: weights[draft.source])
         position += 1
         alive = [draft for draft in alive if len(draft) > position]
-    return VotedDraft() if leader is None else led_by(leader, drafts, weights)
+    return VotedDraft() if leader is None else _led_by(leader, drafts, weights)
 
 
-def led_by(leader: Draft, drafts: Sequence[Draft], weights: Mapping[str, float]) -> VotedDraft:
+def losers(voted: VotedDraft, drafts: Sequence[Draft], weights: Mapping[str, float]) -> tuple[VotedDraft, ...]:
+    """The drafts that part from the voted one, each as if it had won."""
+    return tuple(
+        _led_by(draft, drafts, weights)
+        for draft in drafts
+        if shared_prefix(draft.tokens, voted.tokens) < min(len(draft), len(voted))
+    )
+
+
+def _led_by(leader: Draft, drafts: Sequence[Draft], weights: Mapping[str, float]) -> VotedDraft:
     """One of the drafts as the voted one, with what the others say about each of its tokens."""
     participants = alive = [draft for draft in drafts if draft.tokens]
     agreement: list[float] = []

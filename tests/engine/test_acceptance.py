@@ -8,12 +8,19 @@ from engine.acceptance import MEAN_PRIOR, AcceptanceModel
 from engine.types import VotedDraft
 
 MODELS = ("a", "b")
+RIGHT, WRONG = (1,), (2,)
+"""What the target chooses where the draft says 1."""
 
 
 def draft(*probabilities: float, winner: str = "a", agreement: float = 1.0, proposers: int = 1) -> VotedDraft:
     count = len(probabilities)
     names = (("a", "b", "c")[:proposers],) * count
     return VotedDraft((1,) * count, probabilities, (agreement,) * count, names, winner)
+
+
+def learn_both(model: AcceptanceModel, voted: VotedDraft, chosen: tuple[int, ...]) -> None:
+    model.learn(voted, chosen)
+    model.learn_mean(("a",), voted, chosen)
 
 
 def test_before_anything_is_learnt_confidence_and_harmony_count() -> None:
@@ -29,47 +36,62 @@ def test_verdicts_move_the_estimate_of_their_own_kind_only() -> None:
         "less sure": ("a", 0.55, 1.0, 1),
         "contested": ("a", 0.95, 0.6, 2),
         "looked up": ("ngram", 0.95, 1.0, 1),
+        "another model": ("b", 0.95, 1.0, 1),
     }
     before = {name: model.token(*kind) for name, kind in others.items()}
     for _ in range(400):
-        model.learn(("a",), draft(0.95), 1, 0)
+        model.learn(draft(0.95), WRONG)
     assert model.token("a", 0.95, 1.0, 1) < 0.01
     assert {name: model.token(*kind) for name, kind in others.items()} == before
+
+
+def test_look_ups_are_trusted_alike() -> None:
+    model = AcceptanceModel(["ngram", "suffix"])
+    for _ in range(400):
+        model.learn(draft(0.95, winner="ngram"), WRONG)
+    assert model.token("suffix", 0.95, 1.0, 1) < 0.01
 
 
 def test_the_truth_is_found_and_a_change_is_followed() -> None:
     model = AcceptanceModel([])
     for step in range(400):
-        model.learn(("a",), draft(0.7), 1, int(step % 4 > 0))
+        learn_both(model, draft(0.7), RIGHT if step % 4 else WRONG)
     assert model.token("a", 0.7, 1.0, 1) == pytest.approx(0.75, abs=0.05)
     assert model.mean(("a",)) == pytest.approx(0.75, abs=0.06)
     for _ in range(100):
-        model.learn(("a",), draft(0.7), 1, 0)
+        learn_both(model, draft(0.7), WRONG)
     assert model.token("a", 0.7, 1.0, 1) < 0.2
     assert model.mean(("a",)) < 0.1
 
 
-def test_what_comes_after_the_first_rejection_was_never_judged() -> None:
+def test_what_comes_after_the_first_wrong_token_teaches_nothing() -> None:
     model, reference = AcceptanceModel([]), AcceptanceModel([])
-    model.learn(("a",), draft(0.9, 0.6, 0.3, 0.1), 4, 1)
-    reference.learn(("a",), draft(0.9, 0.6), 2, 1)
+    learn_both(model, draft(0.9, 0.6, 0.3, 0.1), (*RIGHT, *WRONG, *RIGHT, *RIGHT))
+    learn_both(reference, draft(0.9, 0.6), (*RIGHT, *WRONG))
     for confidence in (0.9, 0.6, 0.3, 0.1):
         assert model.token("a", confidence, 1.0, 1) == reference.token("a", confidence, 1.0, 1)
     assert model.mean(("a",)) == reference.mean(("a",))
+    assert model.token("a", 0.3, 1.0, 1) == AcceptanceModel([]).token("a", 0.3, 1.0, 1)
 
 
-def test_trimmed_tokens_and_empty_steps_teach_nothing() -> None:
+def test_a_token_that_was_not_sent_teaches_when_the_target_came_to_its_place() -> None:
+    """A step that sent nothing still says whether the first token of the draft was right."""
     model = AcceptanceModel([])
-    before = model.token("a", 0.9, 1.0, 1)
-    model.learn(("a",), draft(0.9, 0.9), 0, 0)
-    model.learn((), VotedDraft(), 0, 0)
-    assert model.token("a", 0.9, 1.0, 1) == before
+    before = model.token("a", 0.1, 1.0, 1)
+    for _ in range(50):
+        model.learn(draft(0.1, 0.1), RIGHT)
+    assert model.token("a", 0.1, 1.0, 1) > 0.7 > before
+
+
+def test_empty_drafts_teach_nothing() -> None:
+    model = AcceptanceModel([])
+    learn_both(model, VotedDraft(), RIGHT)
     assert model.mean(("a",)) == MEAN_PRIOR
 
 
-def test_a_draft_that_no_model_took_part_in_says_nothing_about_models() -> None:
+def test_a_draft_that_no_model_led_says_nothing_about_the_mean_of_models() -> None:
     model = AcceptanceModel(["ngram"])
-    model.learn((), draft(0.9, winner="ngram"), 1, 0)
+    learn_both(model, draft(0.9, winner="ngram"), WRONG)
     assert model.mean(("a",)) == MEAN_PRIOR
     assert model.token("ngram", 0.9, 1.0, 1) < AcceptanceModel(["ngram"]).token("ngram", 0.9, 1.0, 1)
 

@@ -178,13 +178,24 @@ def auto(draft_ms: float, mean_hits: list[bool] | None = None) -> AutoLength:
     cost.observe_draft(["a"], 1, 2 * draft_ms)
     acceptance = AcceptanceModel(["ngram"])
     for hit in mean_hits or []:
-        acceptance.learn(["a"], draft_of("z", 0.5), 1, int(hit))
+        acceptance.learn_mean(["a"], draft_of("a", 0.5), draft_of("a", 0.5).tokens if hit else (-1,))
     return AutoLength(cost, acceptance)
 
 
 def draft_of(winner: str, *tokens: float) -> VotedDraft:
     count = len(tokens)
     return VotedDraft((1,) * count, tokens, (1.0,) * count, ((winner,),) * count, winner)
+
+
+def test_auto_goes_on_with_a_loser_of_the_vote_that_is_worth_more() -> None:
+    rule = auto(0.5)
+    doubtful, sure = draft_of("a", 0.3, 0.3, 0.3), draft_of("b", 0.95, 0.95, 0.95)
+    assert rule.prefer(doubtful, [sure], 0, PLAIN_PACE) is sure
+    assert rule.prefer(sure, [doubtful], 0, PLAIN_PACE) is sure
+    assert rule.prefer(sure, [draft_of("b", 0.95, 0.95, 0.95)], 0, PLAIN_PACE) is sure, (
+        "the vote decides between equals"
+    )
+    assert rule_named("fixed:3").prefer(doubtful, [sure], 0, PLAIN_PACE) is doubtful
 
 
 def test_auto_drafts_on_past_a_dear_size_towards_a_cheap_one() -> None:

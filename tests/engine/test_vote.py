@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.config import WeightRule
 from engine.drafters.base import Score
 from engine.types import Draft, VotedDraft
-from engine.vote import HEDGE_RATE, HEDGE_SHARE, MINIONS_PENALTY, WEIGHT_FLOOR, make_weights, vote
+from engine.vote import HEDGE_RATE, HEDGE_SHARE, MINIONS_PENALTY, WEIGHT_FLOOR, losers, make_weights, vote
 
 
 def draft(source: str, *tokens: int, probability: float = 0.5, match_length: int = 0) -> Draft:
@@ -27,6 +27,16 @@ def test_the_heaviest_child_wins_at_every_node() -> None:
     assert voted.agreement == (3 / 4, 2 / 3, 1 / 3)
     assert voted.proposers == (("a", "b", "c"), ("b", "c"), ("b",))
     assert voted.winner == "b"
+
+
+def test_losers_are_described_as_if_they_had_won() -> None:
+    drafts = [draft("a", 1, 2, 3), draft("b", 1, 5, 6), draft("c", 1, 5), draft("d", 9, 9)]
+    voted = vote(drafts, EQUAL)
+    first, last = losers(voted, drafts, EQUAL)
+    assert (first.winner, first.tokens, last.winner, last.tokens) == ("a", (1, 2, 3), "d", (9, 9))
+    assert first.agreement == (3 / 4, 1 / 4, 1 / 2)
+    assert first.proposers == (("a", "b", "c"), ("a",), ("a",))
+    assert losers(voted, drafts[1:3], EQUAL) == ()
 
 
 def test_two_light_drafters_outvote_a_heavy_one() -> None:
