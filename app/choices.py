@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,12 +95,20 @@ def whole_number(text: str | None, label: str) -> int | None:
         raise SettingError(f"{label} must be a whole number, found {written!r}") from None
 
 
-def preparation(choice: SetChoice, replaced: SetConfig | None = None) -> Preparation:
+def as_it_is(choice: SetChoice) -> SetChoice:
+    """The choice itself."""
+    return choice
+
+
+def preparation(
+    choice: SetChoice, replaced: SetConfig | None = None, placing: Callable[[SetChoice], SetChoice] = as_it_is
+) -> Preparation:
     """What comes before a load: find files, fetch the starter, choose and place drafters, ask for room.
 
     Args:
         choice: What the user picked.
         replaced: The set that is loaded now and unloaded first.
+        placing: Says where models run that the choice does not place, once its drafters are known.
     """
 
     def prepare(report: PhaseReport, cancel: threading.Event) -> SetConfig:
@@ -112,7 +120,7 @@ def preparation(choice: SetChoice, replaced: SetConfig | None = None) -> Prepara
             reason = order_reason(drafters)
             if reason:
                 report(f"Drafters: {reason}", 0.0)
-        placed = choice.config(target, drafters, replaced)
+        placed = placing(replace(choice, drafters=tuple(drafters))).config(target, drafters, replaced)
         if placed.reason:
             report(placed.reason, 0.0)
         require_room(placed.config, replaced)

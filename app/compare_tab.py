@@ -23,6 +23,7 @@ SEPARATOR = "|"
 POLICIES = (("Auto", "auto"), ("Minions", "minions"), ("AdaEDL", "adaedl"), ("Fixed: 3", "fixed:3"))
 OWN, THIS_CHAT = "own text", "this conversation"
 MOST_OF_A_CHAT = 6
+NO_TARGET = '<p class="q-small">Drafter sets depend on the target: load a model first, under Models.</p>'
 MOST_COMBINED = 3
 """Draft models that are offered together with look-up; more would seldom be faster, and fill the page."""
 
@@ -41,6 +42,7 @@ class CompareTab:
     max_tokens: gr.Textbox
     start: gr.Button
     cancel: gr.Button
+    notice: gr.HTML
     progress: gr.HTML
     history: gr.Dropdown
     other: gr.Dropdown
@@ -123,8 +125,10 @@ def build_compare_tab() -> CompareTab:
             with gr.Row():
                 start = gr.Button("Compare", variant="primary", elem_id="compare-start", min_width=120)
                 cancel = gr.Button("Stop comparing", variant="stop", visible=False, elem_id="compare-cancel")
-        with gr.Column(scale=5, min_width=320, elem_id="compare-results"):
+            # Beside the button that brings them about, which on a small screen is all that is in view.
+            notice = gr.HTML(elem_id="compare-notice", apply_default_css=False)
             progress = gr.HTML(elem_id="compare-progress", apply_default_css=False)
+        with gr.Column(scale=5, min_width=320, elem_id="compare-results"):
             with gr.Row(elem_id="compare-history"):
                 history = gr.Dropdown([], label="Result", elem_id="compare-result", scale=3, min_width=200)
                 other = gr.Dropdown([], label="Beside it", elem_id="compare-other", scale=3, min_width=200)
@@ -141,6 +145,7 @@ def build_compare_tab() -> CompareTab:
         max_tokens,
         start,
         cancel,
+        notice,
         progress,
         history,
         other,
@@ -152,7 +157,7 @@ def build_compare_tab() -> CompareTab:
 def set_choices(facts: LoadedFacts | None) -> tuple[Any, str]:
     """The drafter sets to choose from for the loaded target, and why other models are not among them."""
     if facts is None:
-        return gr.update(choices=[], value=[]), views.alert("Load a model first; drafter sets depend on it.")
+        return gr.update(choices=[], value=[]), NO_TARGET
     target = facts.config.target
     try:
         verdicts = [verdict for verdict in pairings(target) if verdict.path.resolve() != target.resolve()]

@@ -169,8 +169,8 @@ def _lengths(result: Result) -> str:
     lines = []
     for own in result.summary.configs:
         total = sum(own.lengths.values())
-        if total and not own.is_baseline:
-            longest = max(map(int, own.lengths))
+        longest = max(map(int, own.lengths), default=0)
+        if longest and not own.is_baseline:
             lines.append(Line(own.config, [own.lengths.get(str(n), 0) / total for n in range(longest + 1)]))
     return line_chart(lines, "Share of passes by number of draft tokens sent") or "<p>Nothing was drafted.</p>"
 

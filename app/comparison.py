@@ -169,12 +169,13 @@ class Result:
 
     @property
     def name(self) -> str:
-        """When it was made, and on what."""
-        made_at = time.strftime("%d %b %Y, %H:%M", time.localtime(self.document["made_at"]))
+        """When it was made, and on what; short, as it stands in a box."""
+        made_at = time.localtime(self.document["made_at"])
+        year = "" if made_at.tm_year == time.localtime().tm_year else " %Y"
         configurations = len(self.summary.configs) - 1
         return (
-            f"{made_at} · {self.document['models']['target']['name']} · {configurations} "
-            f"configuration{'s' if configurations != 1 else ''}"
+            f"{time.strftime(f'%d %b{year}, %H:%M', made_at)} · {self.document['models']['target']['name']} · "
+            f"{configurations} + plain"
         )
 
     @property

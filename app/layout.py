@@ -59,7 +59,6 @@ class Layout:
     refresh: gr.Button
     """Pressed by the page itself when it comes back into view; never seen."""
     compare_tab: gr.Tab
-    compare_notice: gr.HTML
     compare: CompareTab
     models_tab: gr.Tab
     models_notice: gr.HTML
@@ -95,7 +94,6 @@ def lay_out(base: SetChoice, defaults: GenerationSettings) -> Layout:
         with gr.Tab("Chat", id=CHAT_TAB, elem_id="chat-tab"), gr.Row(elem_id="main"):
             parts |= _chat_tab(defaults)
         with gr.Tab("Compare", id=COMPARE_TAB, elem_id="compare-tab", render_children=True) as parts["compare_tab"]:
-            parts["compare_notice"] = gr.HTML(elem_id="compare-notice", apply_default_css=False)
             parts["compare"] = build_compare_tab()
         with gr.Tab("Models", id=MODELS_TAB, elem_id="models-tab", render_children=True) as parts["models_tab"]:
             parts["models_notice"] = gr.HTML(elem_id="models-notice", apply_default_css=False)

@@ -27,6 +27,7 @@ from app.models_tab import (
     removable_update,
 )
 from app.notices import attempt
+from app.placements import Placements
 from app.service import Service
 from app.set_controls import drafter_updates, target_update
 from engine.config import SetConfig
@@ -61,13 +62,22 @@ def connect_models(layout: Layout, events: ModelsEvents, command: Any, followed:
         command(event, events.foresee, sets.inputs(), models.memory)
 
     chosen = command(sets.target.change, events.offer_drafters, sets.target, offered)
-    command(chosen.then, events.foresee, sets.inputs(), models.memory)
+    placed = command(chosen.then, events.show_placement, sets.inputs(), placement.boxes())
+    command(placed.then, events.foresee, sets.inputs(), models.memory)
     command(sets.target.input, lambda: "", None, sets.target_path)
     for event in (sets.drafters.change, sets.drafter_paths.blur):
         command(event, events.offer_placements, sets.inputs(), picked)
-    command(placement.model.input, events.show_placement, placement.inputs(), placement.boxes())
-    for box in placement.boxes():
-        command(box.change, placement.remember, placement.inputs(), placement.kept)
+    command(placement.model.input, events.show_placement, sets.inputs(), placement.boxes())
+    gr.on(
+        [event for box in placement.boxes() for event in (box.input, box.blur)],  # Gradio calls no paste an input
+        events.write_placement,
+        sets.inputs(),
+        layout.models_notice,
+        queue=False,
+        show_progress="hidden",
+        trigger_mode="always_last",  # else what is typed while a letter before it is on its way is left out
+        api_visibility="private",
+    )
 
     def listed_again(asked: Any) -> None:
         done = command(asked.then, events.list_installed, None, listed)
@@ -100,8 +110,9 @@ def connect_models(layout: Layout, events: ModelsEvents, command: Any, followed:
 class ModelsEvents:
     """From the tab's events to the service and back."""
 
-    def __init__(self, service: Service, layout: Layout, base: SetChoice) -> None:
+    def __init__(self, service: Service, layout: Layout, base: SetChoice, placements: Placements) -> None:
         self._service = service
+        self._placements = placements
         self._sets = layout.models.sets
         self._base = base
 
@@ -121,7 +132,7 @@ class ModelsEvents:
         """What the set that is chosen would take, and where its models would run."""
         loaded = self._loaded_config()
         try:
-            choice = self._sets.choice(values, self._base)
+            choice = self._sets.choice(values, self._base, self._placements)
             placed = choice.config(resolve(choice.target), choice.drafters or (), loaded)
             return models_view.memory(forecast(placed.config, replaced=loaded), placed)
         except QuorumError:
@@ -135,11 +146,17 @@ class ModelsEvents:
 
     def offer_placements(self, values: Values) -> tuple[Any, Any, Any]:
         """Returns the models that can be placed, and the numbers of the one that is picked."""
-        return self._sets.placement.offer(values, self._sets.chosen_drafters(values), self._base)
+        target, drafters = self._sets.chosen_target(values), self._sets.chosen_drafters(values)
+        return self._sets.placement.offer(values, target, drafters, self._base, self._placements)
 
     def show_placement(self, values: Values) -> tuple[Any, Any]:
         """Returns the numbers of the model that is picked."""
-        return self._sets.placement.show(values, self._base)
+        return self._sets.placement.show(values, self._sets.chosen_target(values), self._base, self._placements)
+
+    def write_placement(self, values: Values) -> Any:
+        """Returns what stood in the way of keeping the numbers; what is shown stays where nothing did."""
+        target = self._sets.chosen_target(values)
+        return attempt(lambda: self._sets.placement.write(values, target, self._placements)) or gr.skip()
 
     def fetch(self, what: str) -> str:
         return attempt(lambda: self._service.errands.begin(fetching(what)))

@@ -78,7 +78,7 @@ def build_models_tab(base: SetChoice) -> ModelsTab:
         with gr.Column(scale=2, min_width=320):
             sets = build_set_controls(base)
             memory = gr.HTML(elem_id="memory", apply_default_css=False)
-            unload = gr.Button("Unload", size="sm", elem_id="unload-model")
+            unload = gr.Button("Unload", size="sm", elem_id="unload-model", visible=False)
         with gr.Column(scale=3, min_width=320):
             installed = gr.HTML(elem_id="installed", apply_default_css=False)
             errand = gr.HTML(elem_id="errand", apply_default_css=False)

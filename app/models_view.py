@@ -26,8 +26,8 @@ def installed(models: Sequence[InstalledModel], target: str, hashes: Mapping[Pat
     """
     if not models:
         return (
-            '<p class="q-empty">No model is installed. Fetch one here, or paste the path of a file or folder of yours '
-            "on the left.</p>"
+            '<p class="q-empty">No model is installed. Fetch one below, or paste the path of a file or folder of yours '
+            "under the target.</p>"
         )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("Model", "Size", "Format", "Parameters", "From"))
     body = "".join(_model(model, hashes.get(model.path, ""), is_loaded=str(model.path) == target) for model in models)
@@ -116,7 +116,7 @@ def no_drafter(offers: Sequence[Offer]) -> str:
     fetch = f"fetch {escape(offers[-1].reference)}, which is of its family, or " if offers else ""
     return (
         f'<p class="q-small" id="no-drafter">No installed model drafts for this target: {fetch}make a drafter from the '
-        "target itself, on the right.</p>"
+        "target itself, under the list of models.</p>"
     )
 
 

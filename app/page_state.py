@@ -36,6 +36,7 @@ class PageState:
     can_retry: bool
     can_resume: bool
     is_loading: bool
+    can_unload: bool
     can_load_again: bool
     can_switch_thinking: bool
     is_empty_handed: bool
@@ -126,6 +127,7 @@ class PageWatch:
             can_retry=bool(turns) and not running,
             can_resume=bool(turns) and not running and _is_unfinished(turns[-1]),
             is_loading=is_loading,
+            can_unload=loaded is not None,
             can_load_again=load is not None and not is_loading and loaded is None,
             can_switch_thinking=loaded is not None and loaded.has_thinking_switch,
             is_empty_handed=loaded is None and load is None,

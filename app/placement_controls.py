@@ -1,20 +1,20 @@
 """The controls that say where each model runs, and their reading as part of a choice.
 
-A model is picked, and its two numbers are written beside it. What was written for the others is kept in a hidden text,
-so that the numbers of a drafter that is left out for a while come back with it.
+A model is picked, and its two numbers are written beside it; what is written is taken over at once, so that it comes
+back with the model.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from app.choices import SetChoice, whole_number
+from app.choices import SetChoice
+from app.placements import LAYERS, THREADS, Placements, Written, placed
 from engine.config import default_threads
 from engine.loader import FREE_DRAFTERS
 from engine.runtime.devices import has_gpu, list_devices
@@ -22,9 +22,6 @@ from engine.runtime.devices import has_gpu, list_devices
 TARGET = "target"
 """Stands for the target where a model is picked."""
 _ALL_MODELS = ("The target, and drafters without numbers of their own", TARGET)
-
-Written = tuple[str, str]
-"""Layers on the GPU and threads of one model, as they stand in the boxes."""
 
 
 @dataclass(frozen=True)
@@ -34,64 +31,68 @@ class PlacementControls:
     model: gr.Dropdown
     gpu_layers: gr.Textbox
     threads: gr.Textbox
-    kept: gr.Textbox
-    """What was written for each model; never seen."""
 
     def inputs(self) -> set[Any]:
-        return {self.model, self.gpu_layers, self.threads, self.kept}
+        return {self.model, self.gpu_layers, self.threads}
 
     def boxes(self) -> list[Any]:
         return [self.gpu_layers, self.threads]
 
-    def written(self, values: Mapping[Any, Any]) -> dict[str, Written]:
-        """What stands in the boxes, and what was written for other models before."""
-        in_boxes = (values[self.gpu_layers] or "", values[self.threads] or "")
-        return _read(values[self.kept]) | {values[self.model] or TARGET: in_boxes}
-
-    def placed(self, values: Mapping[Any, Any], choice: SetChoice) -> SetChoice:
-        """The choice with these numbers; where none is written, it stays as it is.
+    def placed(self, values: Mapping[Any, Any], choice: SetChoice, placements: Placements) -> SetChoice:
+        """The choice with what stands in the boxes, and what was written for other models before.
 
         Raises:
             SettingError: what is written is no whole number.
         """
-        written = self.written(values)
+        picked, in_boxes = self._picked(values), self._in_boxes(values)
+        target = in_boxes if picked == TARGET else placements.of_target(choice.target)
+        drafters = placements.of_drafters(choice.drafters or ())
+        if picked in drafters:
+            drafters[picked] = in_boxes
+        return placed(choice, target, drafters)
 
-        def numbers(box: int, component: Any) -> dict[str, int]:
-            found = {name: whole_number(texts[box], component.label) for name, texts in written.items()}
-            return {name: number for name, number in found.items() if number is not None}
+    def write(self, values: Mapping[Any, Any], target: str, placements: Placements) -> None:
+        """Take over what stands in the boxes.
 
-        gpu_layers = numbers(0, self.gpu_layers) if has_gpu() else {}
-        threads = numbers(1, self.threads)
-        drafters = choice.drafters or ()
-        return replace(
-            choice,
-            gpu_layers=gpu_layers.get(TARGET, choice.gpu_layers),
-            threads=threads.get(TARGET, choice.threads),
-            drafter_gpu_layers=_own(choice.drafter_gpu_layers, gpu_layers, drafters),
-            drafter_threads=_own(choice.drafter_threads, threads, drafters),
-        )
+        Raises:
+            EnvironmentProblem: it cannot be kept.
+        """
+        picked, in_boxes = self._picked(values), self._in_boxes(values)
+        if picked == TARGET:
+            placements.write_target(target, in_boxes)
+        else:
+            placements.write_drafter(picked, in_boxes)
 
-    def remember(self, values: Mapping[Any, Any]) -> str:
-        """What is to be kept now."""
-        return json.dumps(self.written(values))
-
-    def show(self, values: Mapping[Any, Any], base: SetChoice) -> tuple[Any, Any]:
+    def show(self, values: Mapping[Any, Any], target: str, base: SetChoice, placements: Placements) -> tuple[Any, Any]:
         """The boxes, for the model that is picked now."""
-        model = values[self.model] or TARGET
-        gpu_layers, threads = _read(values[self.kept]).get(model, ("", ""))
+        picked = self._picked(values)
+        written = placements.of_target(target) if picked == TARGET else placements.of_drafter(picked)
         return (
-            gr.update(value=gpu_layers, placeholder=_unsaid_layers(model, base)),
-            gr.update(value=threads, placeholder=_unsaid_threads(model, base)),
+            gr.update(value=written.gpu_layers, placeholder=_unsaid_layers(picked, base)),
+            gr.update(value=written.threads, placeholder=_unsaid_threads(picked, base)),
         )
 
-    def offer(self, values: Mapping[Any, Any], drafters: Sequence[str], base: SetChoice) -> tuple[Any, Any, Any]:
+    def offer(
+        self,
+        values: Mapping[Any, Any],
+        target: str,
+        drafters: Sequence[str],
+        base: SetChoice,
+        placements: Placements,
+    ) -> tuple[Any, Any, Any]:
         """The models to pick from, and the boxes; back to the target where the picked one is not among them."""
         files = [name for name in drafters if name not in FREE_DRAFTERS]
         choices = [_ALL_MODELS, *((Path(name).stem, name) for name in files)]
         if values[self.model] in (TARGET, *files):
             return gr.update(choices=choices), gr.skip(), gr.skip()
-        shown = self.show({**values, self.model: TARGET}, base)
+        shown = self.show({**values, self.model: TARGET}, target, base, placements)
         return gr.update(choices=choices, value=TARGET), *shown
+
+    def _picked(self, values: Mapping[Any, Any]) -> str:
+        return values[self.model] or TARGET
+
+    def _in_boxes(self, values: Mapping[Any, Any]) -> Written:
+        return Written((values[self.gpu_layers] or "").strip(), (values[self.threads] or "").strip())
 
 
 def build_placement_controls(base: SetChoice) -> PlacementControls:
@@ -102,7 +103,7 @@ def build_placement_controls(base: SetChoice) -> PlacementControls:
         )
         with gr.Row():
             gpu_layers = gr.Textbox(
-                label="Layers on the GPU",
+                label=LAYERS,
                 placeholder=_unsaid_layers(TARGET, base),
                 interactive=has_gpu(),
                 max_lines=1,
@@ -110,27 +111,14 @@ def build_placement_controls(base: SetChoice) -> PlacementControls:
                 min_width=120,
             )
             threads = gr.Textbox(
-                label="CPU threads",
+                label=THREADS,
                 placeholder=_unsaid_threads(TARGET, base),
                 max_lines=1,
                 elem_id="threads",
                 min_width=120,
             )
         gr.HTML(f'<p class="q-small" id="placement-note">{_note()}</p>', apply_default_css=False)
-        kept = gr.Textbox("{}", visible="hidden", label="Placements", elem_id="placements")
-    return PlacementControls(model, gpu_layers, threads, kept)
-
-
-def _read(kept: str | None) -> dict[str, Written]:
-    return {name: (texts[0], texts[1]) for name, texts in json.loads(kept or "{}").items()}
-
-
-def _own(
-    before: tuple[tuple[str, int], ...], written: Mapping[str, int], drafters: Sequence[str]
-) -> tuple[tuple[str, int], ...]:
-    """The numbers of single drafters, as far as these are chosen."""
-    numbers = {**dict(before), **written}
-    return tuple((name, number) for name, number in numbers.items() if name in drafters)
+    return PlacementControls(model, gpu_layers, threads)
 
 
 def _unsaid_layers(model: str, base: SetChoice) -> str:

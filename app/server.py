@@ -30,6 +30,7 @@ from app.choices import SetChoice, preparation
 from app.conversations import Conversations
 from app.guard import Guard
 from app.jobs import JobState, PhaseReport
+from app.placements import Placements
 from app.routes import download_routes
 from app.service import Service
 from app.worker import NotReady
@@ -114,7 +115,7 @@ def serve(
     service = Service(conversations)
     try:
         if choice.target != STARTER_NAME or is_present():
-            service.load(preparation(choice))
+            service.load(preparation(choice, placing=Placements(choice).placed))
 
         def announce() -> None:
             print(f"Quorum is ready at {url} (Ctrl-C ends it)", flush=True)

@@ -12,6 +12,7 @@ import gradio as gr
 from app import models_view, views
 from app.choices import SetChoice, whole_number
 from app.placement_controls import PlacementControls, build_placement_controls
+from app.placements import Placements
 from app.worker import LoadedFacts
 from engine.config import KvType, SetConfig
 from engine.errors import QuorumError, SettingError
@@ -55,13 +56,17 @@ class SetControls:
         paths = (path.strip() for path in (values[self.drafter_paths] or "").split(","))
         return (*(values[self.drafters] or ()), *filter(None, paths))
 
-    def choice(self, values: Mapping[Any, Any], base: SetChoice) -> SetChoice:
+    def chosen_target(self, values: Mapping[Any, Any]) -> str:
+        """The one whose path is written, or the one that is picked; empty for none."""
+        return (values[self.target_path] or "").strip() or values[self.target] or ""
+
+    def choice(self, values: Mapping[Any, Any], base: SetChoice, placements: Placements) -> SetChoice:
         """What the controls say; what they do not say is as in `base`.
 
         Raises:
             SettingError: no target is named, or a number is none.
         """
-        target = (values[self.target_path] or "").strip() or values[self.target]
+        target = self.chosen_target(values)
         if not target:
             raise SettingError("no target is chosen; pick one, or give the path of a GGUF file")
         choice = replace(
@@ -71,7 +76,7 @@ class SetControls:
             context_tokens=whole_number(values[self.context_tokens], self.context_tokens.label) or 0,
             kv_type=KvType[values[self.kv_type]] if values[self.kv_type] else None,
         )
-        return self.placement.placed(values, choice)
+        return self.placement.placed(values, choice, placements)
 
 
 def build_set_controls(base: SetChoice) -> SetControls:

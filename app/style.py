@@ -24,6 +24,8 @@ def theme() -> Any:
         font=("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"),
         font_mono=("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"),
     ).set(
+        input_placeholder_color="#6b6560",
+        input_placeholder_color_dark="#b8b2ac",
         body_background_fill="*neutral_50",
         body_background_fill_dark="#141210",
         button_primary_background_fill="*primary_700",

@@ -17,13 +17,14 @@ import gradio as gr
 
 from app import compare_view, views
 from app.chats import export_links, list_update
-from app.choices import SetChoice, preparation
+from app.choices import SetChoice, as_it_is, preparation
 from app.compare_tab import set_choices
 from app.comparison import kept_results, read_result
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.models_events import ModelsEvents, connect_models
 from app.notices import attempt
 from app.page_state import TURNS_AT_FIRST, PageState, PageWatch
+from app.placements import Placements
 from app.preset_controls import NO_PRESET, forget_update, known_presets, preset_update
 from app.presets import forget, keep, name_of
 from app.service import Service
@@ -61,7 +62,9 @@ def build_page(service: Service, base: SetChoice, defaults: GenerationSettings) 
     """
     with gr.Blocks(title="Quorum", analytics_enabled=False, fill_width=True) as page:
         layout = lay_out(base, defaults)
-        _connect(page, layout, _Handlers(service, layout, base), ModelsEvents(service, layout, base))
+        placements = Placements(base)
+        handlers = _Handlers(service, layout, base, placements)
+        _connect(page, layout, handlers, ModelsEvents(service, layout, base, placements))
         _keep_what_is_typed(page)
     return page
 
@@ -182,18 +185,16 @@ def _connect_compare(layout: Layout, handlers: _Handlers, command: Any, followed
     compare = layout.compare
     shown = [compare.result, compare.use]
     results = [compare.history, compare.other]
-    command(layout.compare_tab.select, handlers.offer_sets, None, [compare.drafter_sets, compare.unfit, *results])
-    started = command(
-        compare.start.click, handlers.compare, {layout.conversation, *compare.inputs()}, layout.compare_notice
-    )
+    sets = [compare.drafter_sets, compare.unfit]
+    selected = command(layout.compare_tab.select, handlers.offer_sets, None, sets)
+    command(selected.then, handlers.offer_results, None, results)
+    started = command(compare.start.click, handlers.compare, {layout.conversation, *compare.inputs()}, compare.notice)
     command(followed(started).then, handlers.offer_results, None, results)
     command(compare.cancel.click, handlers.cancel_comparison, None, None)
     for event in (compare.history.change, compare.other.change):
         command(event, handlers.show_result, results, shown)
-    used = command(
-        compare.use.click, handlers.use_best, compare.history, [layout.compare_notice, layout.answers.policy]
-    )
-    followed(used)
+    used = command(compare.use.click, handlers.use_best, compare.history, [compare.notice, layout.answers.policy])
+    command(followed(used).then, handlers.offer_sets, None, sets)
 
 
 def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
@@ -204,10 +205,11 @@ def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
 class _Handlers:
     """From a page's events to the service and back."""
 
-    def __init__(self, service: Service, layout: Layout, base: SetChoice) -> None:
+    def __init__(self, service: Service, layout: Layout, base: SetChoice, placements: Placements) -> None:
         self._service = service
         self._layout = layout
         self._base = base
+        self._placements = placements
         self._newest_streams: dict[str, PageWatch] = {}
         self.shown = [
             layout.chat,
@@ -222,6 +224,7 @@ class _Handlers:
             layout.retry,
             layout.resume,
             layout.models.sets.cancel,
+            layout.models.unload,
             layout.load_again,
             layout.answers.thinking,
             layout.welcome,
@@ -383,9 +386,9 @@ class _Handlers:
         shows_tokens = view == TOKEN_VIEW
         return gr.update(visible=not shows_tokens), gr.update(visible=shows_tokens)
 
-    def offer_sets(self) -> tuple[Any, str, Any, Any]:
-        """Returns the drafter sets, why others are not among them, and the results to look at."""
-        return (*set_choices(self._service.loaded), *self.offer_results())
+    def offer_sets(self) -> tuple[Any, str]:
+        """Returns the drafter sets, and why others are not among them."""
+        return set_choices(self._service.loaded)
 
     def offer_results(self) -> tuple[Any, Any]:
         """Returns the results to choose from, and those to show beside it."""
@@ -417,7 +420,7 @@ class _Handlers:
             self._base, target=result.document["target"], drafters=tuple(result.document["specs"][result.best])
         )
         policy = result.document["policies"][result.best].partition(":")[0]
-        return self._load(lambda: choice), policy
+        return self._load(choice, self._placements.placed), policy
 
     def check(self) -> str:
         return attempt(self._service.check)
@@ -431,13 +434,17 @@ class _Handlers:
             verification.cancel()
 
     def load_starter(self) -> str:
-        return self._load(lambda: replace(self._base, target=STARTER_NAME))
+        return self._load(replace(self._base, target=STARTER_NAME), self._placements.placed)
 
     def load(self, values: Values) -> str:
-        return self._load(lambda: self._layout.models.sets.choice(values, self._base))
+        try:
+            choice = self._layout.models.sets.choice(values, self._base, self._placements)
+        except QuorumError as error:
+            return views.alert(str(error))
+        return self._load(choice, as_it_is)
 
-    def _load(self, choose: Callable[[], SetChoice]) -> str:
-        return attempt(lambda: self._service.load(preparation(choose(), self._loaded_config())))
+    def _load(self, choice: SetChoice, placing: Callable[[SetChoice], SetChoice]) -> str:
+        return attempt(lambda: self._service.load(preparation(choice, self._loaded_config(), placing)))
 
     def _loaded_config(self) -> SetConfig | None:
         return self._service.loaded.config if self._service.loaded else None
@@ -480,6 +487,7 @@ def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
         gr.update(visible=state.can_retry),
         gr.update(visible=state.can_resume),
         gr.update(visible=state.is_loading),
+        gr.update(visible=state.can_unload),
         gr.update(visible=state.can_load_again),
         gr.update(visible=state.can_switch_thinking),
         gr.update(visible=state.is_empty_handed),

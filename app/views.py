@@ -40,7 +40,8 @@ fetch.</p>
 """
 
 ENDED = '<p class="q-loaded"><b>Quorum has ended.</b> <span>Start it again and reload this page.</span></p>'
-KEYS_HINT = "Enter sends · Shift + Enter: new line · Esc: stop · Alt + N: new chat"
+KEYS_HINT = '<span class="q-shortcuts">Enter sends · Shift + Enter: new line · Esc: stop · Alt + N: new chat</span>'
+"""Not shown where the page is as narrow as a phone, which has no such keys."""
 
 
 def transcript(turns: Sequence[Turn], running: RunSnapshot | None, ahead: Sequence[Job]) -> list[ChatMessage]:

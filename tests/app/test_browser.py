@@ -403,6 +403,37 @@ def test_a_model_of_ones_own_is_pasted_dropped_and_placed(
     page.close()
 
 
+def test_where_a_model_runs_is_kept_over_a_reload_and_a_restart(
+    browser: Browser, set_config: SetConfig, tmp_path: Path
+) -> None:
+    models = tmp_path / "cache" / "models"
+    models.mkdir(parents=True)
+    (models / set_config.target.name).hardlink_to(set_config.target)
+    options, environment = ["--no-browser", "--drafters", "ngram"], {"QUORUM_HOME": str(tmp_path)}
+
+    def threads_of(page: Page) -> Locator:
+        open_tab(page, "Models")
+        page.locator("#placement-section button").first.click()
+        return page.locator("#threads :is(input, textarea)")
+
+    with serving(options, environment) as server, browser.new_page() as page:
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(server.url)
+        expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+        threads_of(page).press_sequentially("3")
+        settle(page)
+        page.reload()
+        expect(threads_of(page)).to_have_value("3")
+        expect(page.locator("#memory")).to_contain_text("on the CPU with 3 threads")
+    with serving(options, environment) as server, browser.new_page() as page:
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(server.url)
+        expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+        expect(threads_of(page)).to_have_value("3")
+        open_tab(page, "Inside")
+        expect(page.locator("#machine-card tr", has_text="Threads")).to_contain_text("3")
+
+
 def test_a_phone_shows_it_without_scrolling_sideways(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     set_control(page, "sampling-section", "max-tokens", "12")

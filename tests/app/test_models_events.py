@@ -16,6 +16,7 @@ from app.errands import Work
 from app.layout import lay_out
 from app.models_events import ModelsEvents
 from app.models_tab import Derivation, deriving, dropped_file, fetching, identifying
+from app.placements import Placements
 from app.service import Service
 from engine.config import GenerationSettings, SetConfig
 from engine.errors import SettingError
@@ -40,7 +41,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def events(service: Service) -> ModelsEvents:
     with gr.Blocks():
-        return ModelsEvents(service, lay_out(SetChoice(), GenerationSettings()), SetChoice())
+        base = SetChoice()
+        return ModelsEvents(service, lay_out(base, GenerationSettings()), base, Placements(base))
 
 
 @pytest.fixture

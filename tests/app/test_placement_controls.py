@@ -8,21 +8,26 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app import placement_controls
+from app import placement_controls, placements
 from app.choices import SetChoice
 from app.placement_controls import TARGET, PlacementControls, build_placement_controls
+from app.placements import Placements
 from engine.config import default_threads
 from engine.errors import SettingError
 
 BASE = SetChoice()
 DRAFTERS = ("ngram", "/models/first.gguf", "/models/second.gguf")
 FIRST, SECOND = DRAFTERS[1:]
+MODEL = "/models/target.gguf"
+
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture
 def has_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU in name only."""
-    monkeypatch.setattr(placement_controls, "has_gpu", lambda: True)
+    for module in (placement_controls, placements):
+        monkeypatch.setattr(module, "has_gpu", lambda: True)
 
 
 def built(base: SetChoice = BASE) -> PlacementControls:
@@ -33,28 +38,31 @@ def built(base: SetChoice = BASE) -> PlacementControls:
 class Boxes:
     """What a page holds, as somebody fills it in."""
 
-    def __init__(self, controls: PlacementControls) -> None:
+    def __init__(self, controls: PlacementControls, base: SetChoice = BASE) -> None:
         self._controls = controls
+        self._placements = Placements(base)
         self.values: dict[Any, Any] = {
             controls.model: TARGET,
             controls.gpu_layers: "",
             controls.threads: "",
-            controls.kept: "{}",
         }
 
     def write(self, gpu_layers: str, threads: str) -> None:
         self.values |= {self._controls.gpu_layers: gpu_layers, self._controls.threads: threads}
-        self.values[self._controls.kept] = self._controls.remember(self.values)
+        self._controls.write(self.values, MODEL, self._placements)
 
     def pick(self, model: str) -> list[str]:
         """Returns what stands in the boxes then."""
         self.values[self._controls.model] = model
-        shown = [update["value"] for update in self._controls.show(self.values, BASE)]
+        shown = [update["value"] for update in self._controls.show(self.values, MODEL, BASE, self._placements)]
         self.values |= dict(zip(self._controls.boxes(), shown, strict=True))
         return shown
 
     def choice(self, drafters: tuple[str, ...] = DRAFTERS, base: SetChoice = BASE) -> SetChoice:
-        return self._controls.placed(self.values, replace(base, drafters=drafters))
+        return self._controls.placed(self.values, replace(base, target=MODEL, drafters=drafters), self._placements)
+
+    def offer(self, drafters: tuple[str, ...]) -> tuple[Any, Any, Any]:
+        return self._controls.offer(self.values, MODEL, drafters, BASE, self._placements)
 
 
 def test_each_model_has_numbers_of_its_own(has_gpu: None) -> None:
@@ -98,7 +106,7 @@ def test_the_command_line_speaks_where_nothing_is_written(has_gpu: None) -> None
     base = SetChoice(
         threads=5, gpu_layers=7, drafter_gpu_layers=((FIRST, 3), (SECOND, 4)), drafter_threads=((FIRST, 2),)
     )
-    boxes = Boxes(built(base))
+    boxes = Boxes(built(base), base)
     boxes.pick(SECOND)
     boxes.write("9", "")
     choice = boxes.choice(base=base)
@@ -108,15 +116,14 @@ def test_the_command_line_speaks_where_nothing_is_written(has_gpu: None) -> None
 
 
 def test_only_models_of_the_set_can_be_picked() -> None:
-    controls = built()
-    boxes = Boxes(controls)
+    boxes = Boxes(built())
     boxes.pick(FIRST)
     boxes.write("", "1")
-    offered, *kept = controls.offer(boxes.values, DRAFTERS, BASE)
+    offered, *kept = boxes.offer(DRAFTERS)
     assert [name for _, name in offered["choices"]] == [TARGET, FIRST, SECOND]
     assert "value" not in offered
     assert all("value" not in update for update in kept)
-    offered, _, threads = controls.offer(boxes.values, ("ngram", SECOND), BASE)
+    offered, _, threads = boxes.offer(("ngram", SECOND))
     assert offered["value"] == TARGET
     assert (threads["value"], threads["placeholder"]) == ("", str(default_threads()))
 
