@@ -168,8 +168,10 @@ class ModelsEvents:
         return attempt(lambda: self._service.errands.begin(identifying()))
 
     def remove(self, what: str | None) -> str:
-        """Remove a model or forget a folder; nothing where it was not meant."""
-        return attempt(lambda: self._remove(what)) if what else ""
+        """Remove a model or forget a folder; None where nothing was chosen or it was not meant."""
+        if what is None:
+            return _remark("Nothing was removed: choose a model or a folder beside the button, and agree")
+        return attempt(lambda: self._remove(what))
 
     def unload(self) -> str:
         return attempt(lambda: self._service.unload().wait_until_over(UNLOAD_PATIENCE_S))

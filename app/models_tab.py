@@ -26,8 +26,8 @@ from models.library import STARTER_NAME, list_models, removable, resolve
 from models.progress import Report
 from models.starter import fetch_starter
 
-ASK_BEFORE_REMOVING = "(what) => what && confirm(`Remove ${what} from this machine?`) ? what : ''"
-"""Folders that were added are forgotten, and their files stay."""
+ASK_BEFORE_REMOVING = "(what) => what && confirm(`Remove ${what} from this machine?`) ? what : null"
+"""Null where nothing is chosen or it was not meant. Folders that were added are forgotten, and their files stay."""
 
 
 class Derivation(str, Enum):

@@ -4,7 +4,13 @@ document.addEventListener("keydown", (event) => {
   if (event.altKey && event.code === "KeyN") {
     event.preventDefault();
     document.querySelector("#new-chat")?.click();
+    document.querySelector("#message textarea")?.focus();
   }
+});
+// Whoever presses one of these with a key sees it vanish, and writes on; a click tells that it was a key by counting none.
+document.addEventListener("click", (event) => {
+  if (event.detail === 0 && event.isTrusted && event.target.closest?.("#send, #stop, #retry, #resume, #new-chat"))
+    document.querySelector("#message textarea")?.focus();
 });
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible") document.querySelector("#refresh")?.click();
