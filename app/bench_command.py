@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from app.bench.benchmark import Benchmark, Plan, RowReport, ceiling, fingerprint
+from app.bench.concurrent import ConcurrentBenchmark, render_concurrent, summarised
+from app.bench.concurrent import Row as ConcurrentRow
 from app.bench.configuration import Configuration, parse_configurations
 from app.bench.journal import Journal
 from app.bench.machine import kv_document, machine_document, models_document
 from app.bench.peer import PEER_NAME, Peer
 from app.bench.plot import require_matplotlib, write_plot
-from app.bench.prompts import SHIPPED_PROMPTS, Half, Prompt, choose_prompts, read_prompts
+from app.bench.prompts import SHIPPED_PROMPTS, Half, Prompt, choose_prompts, first_of_each, read_prompts
 from app.bench.recording import Recording, load, record_answers, record_chains, save
 from app.bench.replayed import best_in_hindsight, replay_rows
 from app.bench.rounds import check_prompts
@@ -84,6 +86,12 @@ def add_parser(
         "--peer", metavar=f"{PEER_NAME}=PATH", help="run the same prompts on a llama-server binary, in several settings"
     )
     what.add_argument("--ceiling", action="store_true", help="also show what a perfect, free drafter could reach")
+    what.add_argument(
+        "--concurrent",
+        type=_concurrencies,
+        metavar="LIST",
+        help="so many requests at once through the request pool, against one after another: 1,2,4,8,16 for example",
+    )
     results = parser.add_argument_group("results")
     results.add_argument("--json", type=Path, metavar="OUT", help="everything, as one JSON document")
     results.add_argument("--csv", type=Path, metavar="OUT", help="one line for each answer")
@@ -112,6 +120,11 @@ def add_parser(
     )
 
 
+def _concurrencies(text: str) -> tuple[int, ...]:
+    """An option's list of numbers of requests."""
+    return tuple(positive(number) for number in text.split(","))
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the results; returns the exit code.
 
@@ -129,6 +142,8 @@ def run(args: argparse.Namespace) -> int:
                 return _record(args, progress, cancel)
             if args.replay is not None:
                 return _replay(args, progress, cancel)
+            if args.concurrent is not None:
+                return _measure_concurrent(args, progress, cancel)
             return _measure(args, progress, cancel)
         except (Cancelled, LoadCancelled):
             progress.clear()
@@ -177,6 +192,53 @@ def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading
         if complete:
             journal.remove()
     print(render(document, summary, shows_ceiling=args.ceiling), end="")
+    return 0 if complete else EXIT_INTERRUPTED
+
+
+def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
+    """Measure the request pool at several numbers of requests."""
+    known = read_prompts(args.prompts or SHIPPED_PROMPTS)
+    half = Half(args.half or (Half.ALL if args.prompts else Half.REPORT))
+    plan = _plan(args, known, half, progress, cancel)
+    prompts = first_of_each(plan.prompts, plan.limit_per_category)
+    models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
+    loaded = LoadedSet.load(replace(plan.set_config, drafters=plan.drafters), progress.show, cancel)
+    rows: list[ConcurrentRow] = []
+
+    def heard(row: ConcurrentRow) -> None:
+        progress.clear()
+        print(
+            f"round {row.round}/{plan.rounds} {row.configuration}: {row.concurrency} at once "
+            f"{row.tokens_per_second:.1f} tokens/s, one by one {row.sequential_tokens_per_second:.1f}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    with contextlib.closing(loaded):
+        check_prompts(loaded, prompts, plan.max_tokens)
+        benchmark = ConcurrentBenchmark(loaded, prompts, plan.sampling, plan.max_tokens, cancel)
+        for configuration in plan.configurations:
+            rows += benchmark.run(configuration, args.concurrent, plan.rounds, heard)
+        loaded.save_costs()
+        kv = kv_document(loaded)
+    complete = not cancel.is_set()
+    summary = summarised(rows)
+    document = {
+        "complete": complete,
+        "machine": machine_document(plan.set_config),
+        "models": {**models, "kv": kv},
+        "settings": fingerprint(plan, models, hash_text(repr(known)), native().version),
+        "prompts": _prompts_document(prompts, half),
+        "rounds": plan.rounds,
+        "rows": [row.document() for row in rows],
+        "summary": summary,
+    }
+    if args.json is not None:
+        try:
+            write_json(args.json, document)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot write the results: {error}") from error
+    print(render_concurrent(summary), end="")
     return 0 if complete else EXIT_INTERRUPTED
 
 

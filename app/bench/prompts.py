@@ -114,3 +114,14 @@ def _message(data: Any) -> Message:
     if not isinstance(data, dict) or data.get("role") not in ROLES or not isinstance(data.get("content"), str):
         raise ValueError(f"a message needs a 'role' ({', '.join(ROLES)}) and a text as 'content'")
     return Message(data["role"], data["content"])
+
+
+def first_of_each(prompts: Sequence[Prompt], limit: int | None) -> tuple[Prompt, ...]:
+    """The first prompts of each category, so many of each; None: all."""
+    places = dict.fromkeys((prompt.category for prompt in prompts), len(prompts) if limit is None else limit)
+    kept = []
+    for prompt in prompts:
+        if places[prompt.category]:
+            places[prompt.category] -= 1
+            kept.append(prompt)
+    return tuple(kept)

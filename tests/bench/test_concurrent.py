@@ -1,0 +1,65 @@
+"""Requests at once against one after another, on the real starter: what is written and what it adds up to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.bench.prompts import first_of_each, read_prompts
+from app.cli import main
+
+PROMPTS = [
+    {"id": "birds", "category": "chat", "prompt": "Name a few birds and say where they live."},
+    {"id": "more-birds", "category": "chat", "prompt": "Name some more birds."},
+    {"id": "river", "category": "story", "prompt": "Begin a story about a river."},
+]
+
+
+@pytest.fixture(scope="module")
+def document(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("concurrent")
+    prompts, result = folder / "own.jsonl", folder / "result.json"
+    prompts.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS), encoding="utf-8")
+    command = f"bench --target {starter} --prompts {prompts} --threads 1 --ctx 512 --concurrent 1,3 --repeat 2 "
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUORUM_HOME", str(folder))
+        assert main([*command.split(), "--max-tokens", "12", "--json", str(result)]) == 0
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+def test_every_concurrency_is_measured_in_every_round(document: Any) -> None:
+    assert document["complete"]
+    assert [(row["concurrency"], row["round"]) for row in document["rows"]] == [(1, 1), (1, 2), (3, 1), (3, 2)]
+    assert [entry["concurrency"] for entry in document["summary"]] == [1, 3]
+
+
+def test_answers_are_those_of_sessions(document: Any) -> None:
+    for row in document["rows"]:
+        assert row["identical"] == len(PROMPTS)
+        assert row["differing"] == []
+        assert row["tokens"] == row["sequential_tokens"] == row["plain_tokens"]
+
+
+def test_batches_are_as_large_as_was_asked_for(document: Any) -> None:
+    alone, together = (row for row in document["rows"] if row["round"] == 1)
+    assert alone["mean_batch"] == 1
+    assert together["mean_batch"] > 1.5
+    assert together["passes"] < alone["passes"]
+    assert (len(alone["equal_ms"]), len(together["equal_ms"])) == (1, 3)
+    assert set(together["parts_ms"]) == {"prefill", "draft", "verify", "sample", "other"}
+
+
+def test_a_limit_takes_the_first_prompts_of_each_category() -> None:
+    known = read_prompts()
+    firsts = first_of_each(known, 1)
+    assert len(firsts) == len({prompt.category for prompt in known})
+    assert first_of_each(known, None) == known
+
+
+@pytest.mark.parametrize("text", ["0", "1,x", ""])
+def test_a_list_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--concurrent", text])
