@@ -372,7 +372,11 @@ def _with_advice(result: Forecast, config: SetConfig) -> Forecast:
         advice = _target_alone(result)
     if not advice:
         target = next(need for need in result.needs if need.is_target)
-        advice = (f"choose a smaller model, or fewer bits, than {target.path.name}; or close other programs",)
+        made_for = read_header(config.target).context_tokens
+        if 0 < made_for < result.context_tokens:
+            advice = (f"{target.path.name} was made for a context of {made_for} tokens (--ctx)",)
+        else:
+            advice = (f"choose a smaller model, or fewer bits, than {target.path.name}; or close other programs",)
     return replace(result, advice=advice)
 
 

@@ -28,6 +28,8 @@ from engine.runtime.model import Model
 from engine.runtime.vocabulary import Vocabulary
 
 _MEBIBYTE = 2**20
+_MOST_CONTEXT_TOKENS = 2**22
+"""More than any model is made for: a slip of the finger, over which a dry run would take half a minute."""
 _PATIENCE_SECONDS = 60
 _BUFFER = re.compile(r"(?P<device>\S+)\s+(?P<kind>model|output|compute) buffer size =\s*(?P<size>[\d.]+) MiB")
 _CACHE = re.compile(r"(?:kv_cache|memory_recurrent)\S*: size =\s*(?P<size>[\d.]+) MiB")
@@ -58,6 +60,8 @@ class Finding:
 
 def dry_run(layouts: Sequence[Layout]) -> tuple[Finding | None, ...]:
     """A finding for each layout, None where llama.cpp does not say. Takes about a second and little memory."""
+    if any(layout.settings.context_tokens > _MOST_CONTEXT_TOKENS for layout in layouts):
+        return (None,) * len(layouts)
     request = [
         {
             "path": str(layout.path),

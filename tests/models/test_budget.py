@@ -174,6 +174,14 @@ def test_too_little_memory_brings_advice(copies: dict[str, Path]) -> None:
     assert last.startswith("choose a smaller model, or fewer bits, than Q8_0.gguf")
 
 
+def test_a_context_that_no_model_is_made_for_is_refused_by_the_header_alone(starter: Path) -> None:
+    """A dry run would take half a minute over it, and whoever waits sees nothing."""
+    result = forecast(SetConfig(starter, (), 99_999_999))
+    assert [need.is_estimate for need in result.needs] == [True]
+    assert not result.fits
+    assert result.advice == (f"{starter.name} was made for a context of 8192 tokens (--ctx)",)
+
+
 def test_advice_is_true(copies: dict[str, Path]) -> None:
     path = copies["Q8_0"]
     # A megabyte short: what is measured on the way differs by some pages from one forecast to the next.
