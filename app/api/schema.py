@@ -265,7 +265,7 @@ def _explained(error: ValidationError) -> ApiError:
         place = ".".join(str(part) for part in fault["loc"] if not _is_alternative(part))
         if place not in places:
             places.append(place)
-            found = "" if fault["type"] == "missing" else f", found {_shown(fault.get('input'))}"
+            found = "" if fault["type"] in ("missing", "json_invalid") else f", found {_shown(fault.get('input'))}"
             message = fault["msg"].replace("Tuple", "List")
             told.append(f"{place or 'the request'}: {message[:1].lower()}{message[1:]}{found}")
     missing = faults[0]["type"] == "missing"
