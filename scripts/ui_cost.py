@@ -160,7 +160,7 @@ class _Client:
     def follow(self, conversation: str) -> str:
         """All that is streamed until all is quiet."""
         event = next(event for event in self._events if event["trigger_after"] == self._asked)
-        data = [conversation, *(self._components[key].get("value") for key in event["inputs"][1:])]
+        data = [conversation, *(self._components[key].get("value") or "" for key in event["inputs"][1:])]
         httpx.post(f"{self._url}/queue/join", json=self._request(event["id"], data)).raise_for_status()
         parts = []
         with httpx.stream(
