@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         for row in batch.rows(iter(left), cancel.is_set):
             output.add(row)
             reading.show(batch)
-        loaded.save_costs()
+        loaded.save_learnt()
     print(reading.closing_line(batch, args.out), file=sys.stderr)
     if cancel.is_set():
         return EXIT_INTERRUPTED

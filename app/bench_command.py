@@ -219,7 +219,7 @@ def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel
         benchmark = ConcurrentBenchmark(loaded, prompts, plan.sampling, plan.max_tokens, cancel)
         for configuration in plan.configurations:
             rows += benchmark.run(configuration, args.concurrent, plan.rounds, heard)
-        loaded.save_costs()
+        loaded.save_learnt()
         kv = kv_document(loaded)
     complete = not cancel.is_set()
     summary = summarised(rows)

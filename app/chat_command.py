@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         resources.callback(loaded.close)
         session = Session(loaded)
         finished = _stream(session, messages, settings, cancel, progress, emitted, prints_text=not args.json)
-        loaded.save_costs()
+        loaded.save_learnt()
     if args.json:
         result = {**document(finished), "exactness": exactness_document(loaded, settings)}
         if args.logprobs is not None:

@@ -189,7 +189,7 @@ class Worker:
         """Nothing to do for now: keep what was learnt about this machine."""
         if self._loaded is not None and self._has_learnt:
             self._has_learnt = False
-            self._loaded.save_costs()
+            self._loaded.save_learnt()
 
     def close(self, reason: str = IS_EXCHANGED) -> None:
         """Free sessions and set.

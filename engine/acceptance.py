@@ -3,19 +3,25 @@
 A token that was drafted and not sent teaches as well, as long as the target chose the ones before it: else a kind of
 token that is thought unlikely, and therefore not sent, would be thought so forever.
 
-Three questions are answered. *Token*: this token, with the confidence its drafter had and the agreement it found?
-*Mean*: a token of this drafter set in general, for looking ahead before anything is drafted? And *rescue*: given that
-the trunk's token is rejected, is it this branch's instead? All are counts with forgetting, so that a change of task
-(prose to code) is followed within some dozens of tokens.
+Four questions are answered. *Token*: this token, with the confidence its drafter had and the agreement it found?
+*Mean*: a token of this drafter set in general, for looking ahead before anything is drafted? *Heard*: how often does a
+draft model guess the target's next token, told from all of its text that the model has read, drafting or not? And
+*rescue*: given that the trunk's token is rejected, is it this branch's instead? All are counts with forgetting, so that
+a change of task (prose to code) is followed within some dozens of tokens, what was heard within some hundreds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from engine.drafters.base import Score
+from engine.stored import StoredEntries
 from engine.types import Branch, VotedDraft
 
 CONFIDENCE_EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
@@ -23,6 +29,10 @@ CELL_MEMORY = 0.985
 MEAN_MEMORY = 0.97
 PRIOR_WEIGHT = 3.0
 MEAN_PRIOR = 0.7
+HEARD_MEMORY = 0.998
+"""Which of two drafters is better is told by hundreds of tokens, and seldom changes."""
+SET_GAIN = 0.02
+"""What several drafters are believed to have over the best of them before it was seen; theirs is the vote of some."""
 RESCUE_EDGES = (0.1, 0.25, 0.5)
 RESCUE_PRIORS = (0.15, 0.3, 0.45, 0.6)
 RESCUE_MEMORY = 0.99
@@ -43,6 +53,11 @@ class Share:
         self.hits = self.hits * memory + hit
         self.tries = self.tries * memory + 1
 
+    def learn_many(self, hits: int, tries: int, memory: float) -> None:
+        """Take in several at once."""
+        self.hits = self.hits * memory**tries + hits
+        self.tries = self.tries * memory**tries + tries
+
 
 def _hits(draft: VotedDraft, chosen: Sequence[int]) -> Iterator[bool]:
     """For the tokens of a draft up to the first one that is wrong, whether the target chose them."""
@@ -60,6 +75,7 @@ class AcceptanceModel:
         self._cells: dict[tuple[str, int, int], Share] = {}
         self._means: dict[tuple[str, ...], Share] = {}
         self._rescues: dict[tuple[bool, bool, int], Share] = {}
+        self._heard: dict[str, Share] = {}
 
     def token(self, source: str, probability: float, agreement: float, proposers: int) -> float:
         """Probability that a token is accepted, given that the ones before it were.
@@ -119,7 +135,40 @@ class AcceptanceModel:
     def mean(self, names: Sequence[str]) -> float:
         """Acceptance of a token drafted by this set of model drafters, whatever else is known."""
         known = self._means.get(tuple(names))
-        return known.value if known is not None else MEAN_PRIOR
+        return known.value if known is not None else self.general(names)
+
+    def general(self, names: Sequence[str]) -> float:
+        """The same over the long run, told from what these drafters guessed each."""
+        values = [self._heard[name].value for name in names if name in self._heard]
+        return max(values, default=MEAN_PRIOR) + SET_GAIN * (len(names) - 1)
+
+    def heard_tokens(self, name: str) -> float:
+        """On how many tokens it rests what is known of a draft model's guesses."""
+        return self._heard[name].tries - PRIOR_WEIGHT if name in self._heard else 0.0
+
+    def hear(self, scores: Mapping[str, Score]) -> None:
+        """Take in how the guesses of draft models fared."""
+        for name, score in scores.items():
+            if score.scored and name not in self._free:
+                self._heard_share(name).learn_many(score.hits, score.scored, HEARD_MEMORY)
+
+    def _heard_share(self, name: str) -> Share:
+        return self._heard.setdefault(name, Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT))
+
+    def heard(self) -> dict[str, list[float]]:
+        """What was heard of draft models, as plain data for `remember`."""
+        return {name: [share.hits, share.tries] for name, share in self._heard.items()}
+
+    def remember(self, heard: Mapping[str, Sequence[float]]) -> None:
+        """Take over what was heard before.
+
+        Raises:
+            TypeError, ValueError: it is damaged.
+        """
+        for name, (hits, tries) in heard.items():
+            if not 0 < float(hits) <= float(tries) < math.inf:
+                raise ValueError(f"{hits} of {tries} guesses cannot have been right")
+            self._heard[name] = Share(float(hits), float(tries))
 
     def learn(self, draft: VotedDraft, chosen: Sequence[int]) -> None:
         """Take in what the target chose; tokens after the first that it did not choose teach nothing.
@@ -152,3 +201,22 @@ class AcceptanceModel:
         for branch in branches:
             if branch.fork == fork:
                 self._rescue(branch).learn(hit=branch.tokens[0] == token, memory=RESCUE_MEMORY)
+
+
+class HeardStore:
+    """What was heard of draft models, on disk: one entry for each target and how it runs."""
+
+    VERSION = 1
+
+    def __init__(self, path: Path | None) -> None:
+        self._entries = StoredEntries(path, self.VERSION)
+
+    def recall(self, key: str, acceptance: AcceptanceModel) -> None:
+        """Let a model remember what is stored, if it can be read."""
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            acceptance.remember(self._entries.get(key) or {})
+
+    def save(self, key: str, acceptance: AcceptanceModel) -> None:
+        """Keep what was heard for the next start; of drafters that are not loaded now it stays as it is."""
+        entry = self._entries.get(key)
+        self._entries.put(key, {**(entry if isinstance(entry, dict) else {}), **acceptance.heard()})

@@ -28,8 +28,8 @@ DOUBT_FACTOR = 1.6
 """Kernels make 3 tokens cost up to 1.4 times what 4 do; more than this is noise and is measured again."""
 AS_FAST_FACTOR = 1.05
 """Times closer than this are not told apart."""
-DRAFT_START_PASSES = 1
-"""A draft takes about one pass more than it has: its threads wake, and its first pass often has two tokens."""
+DRAFT_START_PASSES = 0.3
+"""A draft takes about so much of a pass more than its passes: its threads wake."""
 MOST_DRAFT_FACTOR = 1.5
 """A draft slower than foretold by more counts as that much: a drafter that has rested reads before it drafts."""
 LEARNING_RATE = 0.08
@@ -157,11 +157,18 @@ class CostModel:
         """Expected time of a draft of so many passes; zero for none."""
         return (passes + DRAFT_START_PASSES) * self.draft_ms(names) if passes else 0.0
 
-    def observe_draft(self, names: Iterable[str], tokens: int, elapsed_ms: float) -> None:
-        """Learn what a pass takes from a draft whose longest chain took `tokens` drafter passes."""
-        if tokens:
-            pass_ms = elapsed_ms / (tokens + DRAFT_START_PASSES)
-            mean = self._draft.setdefault("+".join(sorted(names)), Mean(pass_ms))
+    def observe_draft(self, names: Iterable[str], passes: int, elapsed_ms: float, extra_tokens: int = 0) -> None:
+        """Learn what a pass takes from a draft.
+
+        Args:
+            passes: Of the drafter that took most.
+            extra_tokens: Read besides one in each pass, by the drafter that read most.
+        """
+        names = sorted(names)
+        if passes and names:
+            reading_ms = extra_tokens * max(map(self.read_ms, names)) if extra_tokens else 0.0
+            pass_ms = max(elapsed_ms - reading_ms, elapsed_ms / 4) / (passes + DRAFT_START_PASSES)
+            mean = self._draft.setdefault("+".join(names), Mean(pass_ms))
             mean.learn(min(pass_ms, MOST_DRAFT_FACTOR * mean.value))
 
     def read_ms(self, name: str) -> float:
@@ -307,7 +314,7 @@ def _doubtful(fastest: Mapping[int, float]) -> list[int]:
 class CostStore:
     """Cost models on disk: one entry for each model, device, thread count and llama.cpp version."""
 
-    VERSION = 3
+    VERSION = 4
 
     def __init__(self, path: Path | None) -> None:
         self._entries = StoredEntries(path, self.VERSION)

@@ -258,7 +258,7 @@ class DraftApart(Drafting):
         drafts = self._panel.ask(drafters, request)
         drafted = self._cost.clock()
         draft_ms = (drafted - started) * 1e3
-        self._cost.observe_draft(names, _most_passes(drafters), draft_ms)
+        self._cost.observe_draft(names, _most_passes(drafters), draft_ms, _most_extra_tokens(drafters))
         drafts = [*drafts, *hint]
         voted = vote(drafts, weights)
         proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
@@ -295,7 +295,7 @@ class DraftByDrawing:
 
         drafts = [draft for draft in self._panel.ask(drafters, request) if draft.rows]
         draft_ms = (self._cost.clock() - started) * 1e3
-        self._cost.observe_draft(names, _most_passes(drafters), draft_ms)
+        self._cost.observe_draft(names, _most_passes(drafters), draft_ms, _most_extra_tokens(drafters))
         proposals = {draft.source: len(draft) for draft in drafts}
         if not drafts:
             return Ballot(VotedDraft(), proposals, draft_ms, 0.0)
@@ -305,6 +305,10 @@ class DraftByDrawing:
 def _most_passes(drafters: Sequence[Drafter]) -> int:
     """Of any of them in the last draft."""
     return max((drafter.last_passes for drafter in drafters), default=0)
+
+
+def _most_extra_tokens(drafters: Sequence[Drafter]) -> int:
+    return max((drafter.last_extra_tokens for drafter in drafters), default=0)
 
 
 def _chance(seed: np.random.SeedSequence) -> Generator:

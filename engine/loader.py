@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from engine.acceptance import HeardStore
 from engine.config import MAX_DRAFT_TOKENS, SetConfig
 from engine.cost import CostModel, CostStore, calibrate
 from engine.drafters.base import Drafter
@@ -34,9 +35,20 @@ TARGET_SEQUENCES = 16
 CPU_BATCH_TOKENS = 128
 """Small enough for progress and a prompt stop; larger gains nothing on a CPU."""
 GPU_BATCH_TOKENS = 512
+HEARD_FILE = "heard.json"
+"""Beside the file of costs."""
 
 SetProgress = Callable[[str, float], None]
 """Called with what is being done and its share from 0 to 1."""
+
+
+class _Store:
+    """Where a set's learners are kept."""
+
+    def __init__(self, cost_file: Path | None, key: str) -> None:
+        self.costs = CostStore(cost_file)
+        self.heard = HeardStore(cost_file.with_name(HEARD_FILE) if cost_file else None)
+        self.key = key
 
 
 class LoadedSet:
@@ -52,7 +64,7 @@ class LoadedSet:
         template: ChatTemplate,
         setting: Setting,
         reader: PromptReader,
-        store: tuple[CostStore, str],
+        store: _Store,
         resources: ExitStack,
     ) -> None:
         """Use `load` instead."""
@@ -65,7 +77,7 @@ class LoadedSet:
         self.setting = setting
         """Why the target's cache has its format, and which passes may carry drafts."""
         self.reader = reader
-        self._store, self._store_key = store
+        self._store = store
         self._resources = resources
 
     @classmethod
@@ -98,28 +110,27 @@ class LoadedSet:
                 drafter = _load_drafter(spec, taken, config, model, context, report, cancel)
                 resources.callback(drafter.close)
                 drafters.append(drafter)
-            store = CostStore(config.cost_file)
-            key = _cost_key(config, context)
-            cost = store.load(key) or CostModel()
+            store = _Store(config.cost_file, _cost_key(config, context))
+            cost = store.costs.load(store.key) or CostModel()
             if not cost.is_calibrated:
                 calibrate(cost, context, lambda done, total: report("Measuring this machine", done / total), cancel)
             panel = Panel(drafters)
             panel.measure(cost, cancel or threading.Event())
-            store.save(key, cost)
+            store.costs.save(store.key, cost)
             learning = _learning(config, cost, panel, setting)
+            store.heard.recall(store.key, learning.acceptance)
             reader = PromptReader(context)
-            return cls(
-                config, model, context, panel, learning, template, setting, reader, (store, key), resources.pop_all()
-            )
+            return cls(config, model, context, panel, learning, template, setting, reader, store, resources.pop_all())
         raise AssertionError("unreachable")
 
     def with_drafters(self, names: Collection[str]) -> LoadedSet:
-        """The same models and measured costs with some of the drafters and nothing else learnt.
+        """The same models and measured costs with some of the drafters, and nothing else learnt than at the last start.
 
         What is returned lives no longer than this set, and closing it closes nothing.
         """
         panel = self.panel.only(names)
         learning = _learning(self.config, self.learning.cost, panel, self.setting)
+        self._store.heard.recall(self._store.key, learning.acceptance)
         return LoadedSet(
             self.config,
             self.model,
@@ -129,13 +140,14 @@ class LoadedSet:
             self.template,
             self.setting,
             self.reader,
-            (self._store, self._store_key),
+            self._store,
             ExitStack(),
         )
 
-    def save_costs(self) -> None:
-        """Keep what was learnt about this machine for the next start."""
-        self._store.save(self._store_key, self.learning.cost)
+    def save_learnt(self) -> None:
+        """Keep what was learnt about this machine and these drafters for the next start."""
+        self._store.costs.save(self._store.key, self.learning.cost)
+        self._store.heard.save(self._store.key, self.learning.acceptance)
 
     def close(self) -> None:
         """Free drafters, context and weights, in that order."""

@@ -299,6 +299,7 @@ class Pipeline:
         if on_trunk < trunk_tokens:
             acceptance.learn_rescue(branches, on_trunk, chosen[on_trunk])
         scores = self._panel.take_scores()
+        acceptance.hear(scores)
         self._weights.learn(ballot.voted, trunk_tokens, on_trunk, scores)
         self._rule.learn(len(sent), verdict.accepted, step_ms)
         self._planner.learn(plan, verdict.accepted + 1, step_ms)

@@ -12,6 +12,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.acceptance import AcceptanceModel
 from engine.config import LookAhead
@@ -29,10 +30,23 @@ FIRST_CREDIT_MS = 50.0
 MOST_CREDIT_MS = 1000.0
 LEAST_LOSS_MS = 1.0
 ARM_MEMORY = 0.985
-ARM_PRIOR_STEPS = 2.0
+ARM_PRIOR_STEPS = 40.0
+"""What a choice is foreseen to bring counts as so many steps with it, and ever less the more there were."""
+FORESEEN_STEPS = 25
+"""What is foreseen is worked out anew this often."""
+HEARD_TOKENS = 300
+"""A draft model is let read along until it was heard on so many tokens of the target's: as one that rests it would
+have to be tried in a hundred steps to be judged as well."""
+HEARING_SLICE_TOKENS = 64
+MOST_HEARING_SLICES = 8
+LONGEST_HEARING_PROMPT_TOKENS = 512
+"""A longer prompt is not read for that alone."""
 STALE_STEPS = 100
-"""What a choice brought longer ago than this counts as little as a guess: the task may have changed since."""
-SWITCH_MARGIN = 1.05
+STALE_ARM_STEPS = 2.0
+"""What a choice brought longer ago than this counts as so few steps: the task may have changed since."""
+TREE_MARGIN = 1.1
+"""A tree is believed to take so much longer than the chain it grew from, until it was seen to bring more."""
+SWITCH_MARGIN = 1.03
 """A challenger must be faster by this factor: rates of some dozens of steps are no surer, and a rested drafter
 has the prompt to read first."""
 EXPECTED_ANSWER_TOKENS = 200
@@ -114,9 +128,9 @@ def _by_readiness(situation: Situation) -> tuple[tuple[str, ...], tuple[str, ...
 class Arm:
     """What steps with one choice brought and took, with forgetting."""
 
-    steps: float
-    tokens: float
-    time_ms: float
+    steps: float = 0.0
+    tokens: float = 0.0
+    time_ms: float = 0.0
     last_tried: int = 0
 
     @property
@@ -125,8 +139,8 @@ class Arm:
 
     def learn(self, tokens: int, elapsed_ms: float, step: int) -> None:
         memory = ARM_MEMORY
-        if step - self.last_tried > STALE_STEPS:
-            memory = min(memory, ARM_PRIOR_STEPS / self.steps)
+        if self.steps and step - self.last_tried > STALE_STEPS:
+            memory = min(memory, STALE_ARM_STEPS / self.steps)
         self.steps = self.steps * memory + 1
         self.tokens = self.tokens * memory + tokens
         self.time_ms = self.time_ms * memory + elapsed_ms
@@ -148,6 +162,15 @@ class Choice:
 
 NO_MODEL = Choice()
 """Only the free drafters."""
+
+
+class _Foreseen(NamedTuple):
+    tokens: float
+    time_ms: float
+    step: int
+
+
+_UNTRIED = Arm()
 
 
 class AutoPlanner(Planner):
@@ -175,10 +198,15 @@ class AutoPlanner(Planner):
         self._choices = [NO_MODEL, *_choices(names, look_ahead, runs_apart=runs_apart, may_branch=may_branch)]
         self._arms: dict[tuple[Choice, int], Arm] = {}
         self._chosen: dict[int, Choice] = {}
-        self._latest = self._choices[1] if names else NO_MODEL
-        """What a situation begins with whose kind was not met before; at first the first drafter alone."""
+        self._foreseen: dict[tuple[Choice, int], _Foreseen] = {}
+        self._hearing_slices = dict.fromkeys(names, MOST_HEARING_SLICES)
+        """For each drafter, how many more slices it may read only to be heard."""
         self._credit_ms = FIRST_CREDIT_MS
+        self._charged_ms = 0.0
+        """What the last trial was expected to lose."""
         self._steps = 0
+        self._latest = self._most_promising()
+        """What a situation begins with whose kind was not met before; at first the drafter foreseen to be best."""
         self._plain_passes = 0
         self._plain_step = 0
         """How many passes of one token had been seen, and the step at which the last of them was."""
@@ -190,12 +218,14 @@ class AutoPlanner(Planner):
         available = [choice for choice in self._choices if set(choice.drafters) <= set(ready)]
         arms = {choice: self._arm(choice, bucket, situation.context_tokens) for choice in available}
         best = self._best(arms, bucket)
-        pace = max(arms[best].tokens_per_ms, self._plain_pace(situation.context_tokens))
+        pace = max(self._seen_pace(arms, best, bucket), self._plain_pace(situation.context_tokens))
         length = min(LONGEST_DRAFT, situation.room_tokens)
         catch_up: tuple[str, ...] = ()
         if situation.emitted_tokens:
-            catch_up = self._worth_catching_up(situation, late, pace) or self._read_for_trial(
-                situation, late, arms[best]
+            catch_up = (
+                self._worth_catching_up(situation, late, pace)
+                or self._to_be_heard(situation, late)
+                or self._read_for_trial(situation, late, arms[best])
             )
         if self._is_plain_due(situation.context_tokens, pace):
             return Plan((), 0, False, catch_up, "on trial: plain decoding", bucket=bucket, is_probe=True, pace=pace)
@@ -216,7 +246,11 @@ class AutoPlanner(Planner):
     def _best(self, arms: Mapping[Choice, Arm], bucket: int) -> Choice:
         """The fastest of those that were tried here; what was not is believed in only as far as a trial goes."""
         usual = self._chosen.get(bucket, self._latest)
-        known = [choice for choice, arm in arms.items() if arm.last_tried or choice in (usual, NO_MODEL)]
+        known = [
+            choice
+            for choice, arm in arms.items()
+            if arm.last_tried or choice in (usual, NO_MODEL) or self._is_heard(choice)
+        ]
         best = max(known, key=lambda choice: arms[choice].tokens_per_ms)
         if usual in arms and arms[best].tokens_per_ms < SWITCH_MARGIN * arms[usual].tokens_per_ms:
             best = usual
@@ -224,6 +258,22 @@ class AutoPlanner(Planner):
         if best.drafters:
             self._latest = best
         return best
+
+    def _seen_pace(self, arms: Mapping[Choice, Arm], best: Choice, bucket: int) -> float:
+        """The rate of the best choice, as it was seen where it was used enough."""
+        own = self._arms.get((best, bucket), _UNTRIED)
+        return own.tokens_per_ms if own.steps >= ARM_PRIOR_STEPS else arms[best].tokens_per_ms
+
+    def _is_heard(self, choice: Choice) -> bool:
+        """Whether it is known well enough without a trial: a single drafter that was heard on enough text."""
+        if len(choice.drafters) != 1 or choice.look_ahead or choice.branches:
+            return False
+        return self._acceptance.heard_tokens(choice.drafters[0]) >= HEARD_TOKENS / 2
+
+    def _most_promising(self) -> Choice:
+        singles = [choice for choice in self._choices if len(choice.drafters) == 1 and not choice.branches]
+        arms = {choice: self._arm(choice, 0, 0) for choice in singles}
+        return max(singles, key=lambda choice: arms[choice].tokens_per_ms, default=NO_MODEL)
 
     def _plain_pace(self, context_tokens: int) -> float:
         return 1 / (self._cost.verify_ms(1, context_tokens) + self._cost.overhead_ms)
@@ -236,15 +286,19 @@ class AutoPlanner(Planner):
         loss_ms = max(1 / self._plain_pace(context_tokens) - 1 / pace, LEAST_LOSS_MS)
         if self._steps - self._plain_step < STALE_STEPS or loss_ms > self._credit_ms:
             return False
-        self._credit_ms -= loss_ms
+        self._charge(loss_ms)
         self._plain_step = self._steps
         return True
 
     def learn(self, plan: Plan, emitted: int, step_ms: float) -> None:
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * step_ms, MOST_CREDIT_MS)
-        arm = self._arms.get((Choice(plan.drafters, plan.look_ahead, plan.branches), plan.bucket))
-        if arm is not None and plan.length:
-            arm.learn(emitted, step_ms, self._steps)
+        if plan.is_probe:
+            # A trial that brought less than was foreseen is paid for in full.
+            lost_ms = step_ms - emitted / plan.pace
+            self._credit_ms -= max(0.0, lost_ms - self._charged_ms)
+        if plan.length:
+            choice = Choice(plan.drafters, plan.look_ahead, plan.branches)
+            self._arms.setdefault((choice, plan.bucket), Arm()).learn(emitted, step_ms, self._steps)
 
     def _bucket(self, hint: VotedDraft) -> int:
         """How promising the free draft is: 0 nothing, 1 something, 2 several tokens likely."""
@@ -255,12 +309,19 @@ class AutoPlanner(Planner):
         return 0 if expected < 0.4 else 1 if expected < 2 else 2
 
     def _arm(self, choice: Choice, bucket: int, context_tokens: int) -> Arm:
-        arm = self._arms.get((choice, bucket))
-        if arm is None:
+        """What steps with this choice brought, what is foreseen of it among them."""
+        foreseen = self._foreseen.get((choice, bucket))
+        if foreseen is None or self._steps - foreseen.step >= FORESEEN_STEPS:
             tokens, elapsed_ms = self._foresee(choice, bucket, context_tokens)
-            steps = ARM_PRIOR_STEPS
-            arm = self._arms[choice, bucket] = Arm(steps, steps * tokens, steps * elapsed_ms)
-        return arm
+            foreseen = self._foreseen[choice, bucket] = _Foreseen(tokens, elapsed_ms, self._steps)
+        own = self._arms.get((choice, bucket), _UNTRIED)
+        weight = ARM_PRIOR_STEPS**2 / (ARM_PRIOR_STEPS + own.steps)
+        return Arm(
+            own.steps + weight,
+            own.tokens + weight * foreseen.tokens,
+            own.time_ms + weight * foreseen.time_ms,
+            own.last_tried,
+        )
 
     def _foresee(self, choice: Choice, bucket: int, context_tokens: int) -> tuple[float, float]:
         """Tokens and time of a step nobody has tried yet, from cost curves and mean acceptance."""
@@ -269,7 +330,7 @@ class AutoPlanner(Planner):
         free_tokens = (0.0, 0.8, 3.0)[bucket]
         # Hidden behind the pass when the processors differ; in each other's way when they are the same.
         hidden = (0.3 if self._runs_apart else 1.5) if choice.look_ahead else 1.0
-        mean = self._acceptance.mean(names) if names else 0.0
+        mean = self._acceptance.general(names) if names else 0.0
         best = (1 + free_tokens, verify[round(free_tokens)] + self._cost.overhead_ms)
         gained, survival = 0.0, 1.0
         for length in range(1, LONGEST_DRAFT + 1 if names else 1):
@@ -280,8 +341,7 @@ class AutoPlanner(Planner):
             if length == 1 or tokens / elapsed_ms > best[0] / best[1]:
                 best = (tokens, elapsed_ms)
         tokens, elapsed_ms = best
-        # A tree is believed to be worse than a chain until it was seen to be better.
-        return tokens, elapsed_ms * SWITCH_MARGIN if choice.branches else elapsed_ms
+        return tokens, elapsed_ms * TREE_MARGIN if choice.branches else elapsed_ms
 
     def _worth_catching_up(self, situation: Situation, late: Sequence[str], pace: float) -> tuple[str, ...]:
         """The late drafter whose reading is repaid soonest, if the rest of the answer repays it at all."""
@@ -295,6 +355,20 @@ class AutoPlanner(Planner):
             profit_ms = saved_ms - self._reading_ms(name, situation)
             best = max(best, (profit_ms, (name,)))
         return best[1]
+
+    def _to_be_heard(self, situation: Situation, late: Sequence[str]) -> tuple[str, ...]:
+        """A late drafter of which too little is known, when there is a slice of the answer for it to read."""
+        for name in late:
+            behind_tokens = situation.behind_tokens[name]
+            if (
+                self._hearing_slices[name]
+                and self._acceptance.heard_tokens(name) < HEARD_TOKENS
+                and min(behind_tokens, situation.emitted_tokens) >= HEARING_SLICE_TOKENS
+                and behind_tokens - situation.emitted_tokens <= LONGEST_HEARING_PROMPT_TOKENS
+            ):
+                self._hearing_slices[name] -= 1
+                return (name,)
+        return ()
 
     def _read_for_trial(self, situation: Situation, late: Sequence[str], best: Arm) -> tuple[str, ...]:
         """A late drafter that can be read and tried from what was saved up; otherwise it would never be heard again."""
@@ -318,8 +392,12 @@ class AutoPlanner(Planner):
         loss_ms = arms[choice].loss_ms(arms[best]) + sum(self._reading_ms(name, situation) for name in choice.drafters)
         if loss_ms > self._credit_ms:
             return None
-        self._credit_ms -= loss_ms
+        self._charge(loss_ms)
         return choice
+
+    def _charge(self, loss_ms: float) -> None:
+        self._credit_ms -= loss_ms
+        self._charged_ms = loss_ms
 
     def _reason(self, names: Sequence[str], *, is_probe: bool) -> str:
         if is_probe:

@@ -150,7 +150,7 @@ class Benchmark:
                 self._describe(loaded)
                 check_prompts(loaded, self._plan.prompts, self._plan.max_tokens)
                 self._run_group(loaded, configurations, with_peer=index == 0)
-                loaded.save_costs()
+                loaded.save_learnt()
             finally:
                 loaded.close()
             if self._cancel.is_set():

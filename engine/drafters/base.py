@@ -129,6 +129,11 @@ class Drafter(ABC):
         """Model passes the last draft took; fewer than its tokens where earlier guesses were taken over."""
         return 0
 
+    @property
+    def last_extra_tokens(self) -> int:
+        """Tokens the last draft read besides one in each pass: what it had fallen behind by."""
+        return 0
+
     def check(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no copy that could be wrong
         """Check what it keeps against the committed tokens.
 

@@ -31,9 +31,11 @@ Result = TypeVar("Result")
 
 DRAFTER_KV_TYPE = KvType.F16
 """Drafts need no exactness, so the cache has the fastest format."""
-SCORED_CATCH_UP_TOKENS = 16
-"""A catch-up of at most this many tokens is scored on each of them; a longer one reads for speed, and so does a draft:
-the row of logits that a guess takes is a third of a small model's pass."""
+SCORED_CATCH_UP_TOKENS = 64
+"""A catch-up is scored on so many of the last tokens it reads. A draft reads for speed: the row of logits that a guess
+takes is a third of a small model's pass."""
+SHORT_READ_TOKENS = 16
+"""Reading so few tokens is not worth stopping."""
 SPARE_CELLS = 3 * MAX_DRAFT_TOKENS
 """Room beyond the target's context: for a draft at its end, and for a branch that runs ahead beside that draft."""
 
@@ -94,9 +96,11 @@ class ModelDrafter(Drafter):
         self._branch: Mirror | None = None
         self._known = 0
         """Leading mirror tokens already found equal to the committed ones."""
+        self._prompt_tokens = 0
         self._scored = 0
         self._score = Score()
         self._passes = 0
+        self._extra_tokens = 0
         self._distribution: tuple[Sampling, Distribution] | None = None
 
     @classmethod
@@ -150,7 +154,7 @@ class ModelDrafter(Drafter):
         self._executor.submit(self._drop_branch).result()
         self._committed = list(tokens)
         self._known = shared_prefix(self._mirror.tokens, self._committed)
-        self._scored = len(self._committed)
+        self._prompt_tokens = self._scored = len(self._committed)
 
     def accept(self, tokens: Sequence[int]) -> None:
         self._committed.extend(tokens)
@@ -162,7 +166,7 @@ class ModelDrafter(Drafter):
 
     def forget(self) -> None:
         self._committed = []
-        self._known = self._scored = 0
+        self._known = self._scored = self._prompt_tokens = 0
         self._executor.submit(self._empty_mirror).result()
 
     def take_score(self) -> Score:
@@ -184,6 +188,10 @@ class ModelDrafter(Drafter):
     @property
     def last_passes(self) -> int:
         return self._passes
+
+    @property
+    def last_extra_tokens(self) -> int:
+        return self._extra_tokens
 
     def start(self, request: DraftRequest) -> Future[Draft]:
         return self._executor.submit(self._draft, request)
@@ -217,7 +225,7 @@ class ModelDrafter(Drafter):
         self._context.set_threads(threads.one_token, threads.more_tokens)
 
     def _draft(self, request: DraftRequest) -> Draft:
-        self._passes = 0
+        self._passes = self._extra_tokens = 0
         self._use(request.threads)
         goal = [*self._committed, *request.path]
         self._settle_branch(goal)
@@ -279,7 +287,8 @@ class ModelDrafter(Drafter):
         self._drop_branch()
         before = self._match(self._mirror, self._committed)
         length = min(len(self._committed), before + max_tokens)
-        self._read(self._mirror, self._committed, length, SCORED_CATCH_UP_TOKENS, cancel)
+        scored = min(max(1, length - self._prompt_tokens), SCORED_CATCH_UP_TOKENS)
+        self._read(self._mirror, self._committed, length, scored, cancel)
         self._learn_score()
         return self._known - before
 
@@ -322,9 +331,8 @@ class ModelDrafter(Drafter):
         return matched
 
     def _read(self, mirror: Mirror, goal: list[int], length: int, scored: int, cancel: threading.Event) -> bool:
-        """Make the mirror hold `goal[:length]` with a prediction after it; False when cancelled or out of room.
-
-        When no more than `scored` tokens are missing there will be a prediction after each of them.
+        """Make the mirror hold `goal[:length]` with predictions after its last `scored` tokens, as far as they are not
+        known yet; False when cancelled or out of room.
         """
         if length + 1 > self._context.context_tokens:
             return False
@@ -334,12 +342,11 @@ class ModelDrafter(Drafter):
         if matched < min(length, len(mirror.tokens)):
             self._truncate(mirror, matched)
         missing = goal[len(mirror.tokens) : length] if len(mirror.tokens) < length else []
-        is_short = len(missing) <= SCORED_CATCH_UP_TOKENS
+        is_short = len(missing) <= SHORT_READ_TOKENS
         try:
             for start in range(0, len(missing), self._context.settings.batch_tokens):
                 chunk = missing[start : start + self._context.settings.batch_tokens]
-                outputs = len(chunk) if len(missing) <= scored else 1
-                self._feed(mirror, chunk, outputs, cancel=None if is_short else cancel)
+                self._feed(mirror, chunk, min(len(chunk), scored), cancel=None if is_short else cancel)
         except PassCancelled:
             return False
         finally:
@@ -378,6 +385,7 @@ class ModelDrafter(Drafter):
     def _feed(self, mirror: Mirror, tokens: list[int], outputs: int, cancel: threading.Event | None) -> None:
         self._context.decode([Run(mirror.sequence, tokens, outputs)], cancel)
         self._passes += 1
+        self._extra_tokens += len(tokens) - 1
         mirror.tokens.extend(tokens)
         mirror.predictions.extend([None] * (len(tokens) - outputs))
         mirror.predictions.extend(predict(row) for row in self._context.logits())

@@ -81,6 +81,10 @@ class TranslatedDrafter(Drafter):
     def last_passes(self) -> int:
         return self._inner.last_passes
 
+    @property
+    def last_extra_tokens(self) -> int:
+        return self._inner.last_extra_tokens
+
     def start(self, request: DraftRequest) -> Future[Draft]:
         text = _text(self._target, (*self._committed, *request.path))
         if text is None or not self._give(text):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from engine.acceptance import MEAN_PRIOR, AcceptanceModel
+from engine.acceptance import MEAN_PRIOR, SET_GAIN, AcceptanceModel, HeardStore
+from engine.drafters.base import Score
 from engine.types import VotedDraft
 
 MODELS = ("a", "b")
@@ -27,7 +31,8 @@ def test_before_anything_is_learnt_confidence_and_harmony_count() -> None:
     model = AcceptanceModel([])
     assert model.token("a", 0.95, 1.0, 1) > model.token("a", 0.3, 1.0, 1)
     assert model.token("a", 0.6, 1.0, 2) > model.token("a", 0.6, 1.0, 1) > model.token("a", 0.6, 0.5, 2)
-    assert model.mean(MODELS) == MEAN_PRIOR
+    assert model.mean(("a",)) == MEAN_PRIOR
+    assert model.mean(MODELS) == pytest.approx(MEAN_PRIOR + SET_GAIN)
 
 
 def test_verdicts_move_the_estimate_of_their_own_kind_only() -> None:
@@ -100,3 +105,35 @@ def test_a_voted_draft_is_estimated_token_by_token() -> None:
     model = AcceptanceModel([])
     voted = VotedDraft((1, 2), (0.9, 0.4), (1.0, 0.5), (("a", "b"), ("a",)), "a")
     assert model.voted(voted) == [model.token("a", 0.9, 1.0, 2), model.token("a", 0.4, 0.5, 1)]
+
+
+def test_what_was_heard_of_a_drafter_counts_until_more_is_known_of_its_set() -> None:
+    model = AcceptanceModel(["ngram"])
+    assert model.general(("a",)) == MEAN_PRIOR
+    model.hear({"a": Score(180, 200), "b": Score(120, 200), "ngram": Score(5, 5), "c": Score()})
+    assert model.general(("a",)) == pytest.approx(0.9, abs=0.01)
+    assert model.general(("a", "b")) == pytest.approx(model.general(("a",)) + SET_GAIN)
+    assert model.mean(("b",)) == pytest.approx(0.6, abs=0.01)
+    assert model.heard_tokens("a") == pytest.approx(200, abs=20), "what was heard long ago counts a little less"
+    assert model.heard_tokens("c") == model.heard_tokens("ngram") == 0
+
+
+def test_what_was_heard_is_kept_for_the_next_start(tmp_path: Path) -> None:
+    first, second, other = AcceptanceModel([]), AcceptanceModel([]), AcceptanceModel([])
+    first.hear({"a": Score(90, 100)})
+    other.hear({"b": Score(10, 100)})
+    store = HeardStore(tmp_path / "heard.json")
+    store.save("target", first)
+    store.save("target", other)
+    store.save("another target", AcceptanceModel([]))
+    store.recall("target", second)
+    assert second.heard() == {**first.heard(), **other.heard()}
+
+
+@pytest.mark.parametrize("entry", [{"a": [2, 1]}, {"a": "x"}, {"a": [1]}, ["a"], {"a": [0, 5]}, {"a": [None, 5]}])
+def test_a_damaged_store_is_no_reason_to_stop(tmp_path: Path, entry: object) -> None:
+    path = tmp_path / "heard.json"
+    path.write_text(json.dumps({"version": HeardStore.VERSION, "entries": {"target": entry}}))
+    model = AcceptanceModel([])
+    HeardStore(path).recall("target", model)
+    assert model.heard_tokens("a") == 0

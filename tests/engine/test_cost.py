@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cost import CALIBRATED_SIZES, OUTLIER_FACTOR, SLOPE_FROM_TOKENS, CostModel, CostStore
+from engine.cost import (
+    CALIBRATED_SIZES,
+    DRAFT_START_PASSES,
+    OUTLIER_FACTOR,
+    SLOPE_FROM_TOKENS,
+    CostModel,
+    CostStore,
+)
 
 CURVE = {1: 10.0, 2: 16.0, 4: 16.0, 8: 28.0}
 
@@ -93,27 +100,36 @@ def test_longer_contexts_cost_more_once_seen_and_short_ones_teach_nothing_about_
 
 def test_an_unknown_set_of_drafters_is_thought_to_take_turns_until_measured() -> None:
     cost = measured()
-    cost.observe_draft(["a"], 4, 10.0)
-    cost.observe_draft(["b"], 2, 9.0)
-    assert cost.draft_ms(["b", "a"]) == 5.0
-    cost.observe_draft(["b", "a"], 9, 30.0)
-    assert cost.draft_ms(["a", "b"]) == 3.0
+    cost.observe_draft(["a"], 4, 2.0 * (4 + DRAFT_START_PASSES))
+    cost.observe_draft(["b"], 2, 3.0 * (2 + DRAFT_START_PASSES))
+    assert cost.draft_ms(["b", "a"]) == pytest.approx(5.0)
+    cost.observe_draft(["b", "a"], 9, 3.0 * (9 + DRAFT_START_PASSES))
+    assert cost.draft_ms(["a", "b"]) == pytest.approx(3.0)
     assert cost.draft_ms([]) == 0.0
 
 
 def test_a_draft_for_which_much_was_read_first_counts_little() -> None:
     cost = measured()
     for _ in range(20):
-        cost.observe_draft(["a"], 3, 16.0)
+        cost.observe_draft(["a"], 3, 4.0 * (3 + DRAFT_START_PASSES))
     cost.observe_draft(["a"], 1, 80.0)
     assert 4.0 < cost.draft_ms(["a"]) < 4.3
 
 
 def test_short_and_long_drafts_teach_the_same() -> None:
     cost = measured()
-    cost.observe_draft(["a"], 1, 8.0)
-    cost.observe_draft(["a"], 15, 64.0)
-    assert cost.draft_ms(["a"]) == 4.0
+    for passes in (1, 3, 15):
+        cost.observe_draft(["a"], passes, 4.0 * (passes + DRAFT_START_PASSES))
+    assert cost.draft_ms(["a"]) == pytest.approx(4.0)
+    assert cost.drafting_ms(["a"], 3) == pytest.approx(4.0 * (3 + DRAFT_START_PASSES))
+
+
+def test_what_a_drafter_read_before_it_drafted_is_not_put_down_to_its_passes() -> None:
+    cost = measured()
+    cost.observe_read("a", 10, 10.0)
+    cost.observe_draft(["a"], 3, 4.0 * (3 + DRAFT_START_PASSES))
+    cost.observe_draft(["a"], 3, 4.0 * (3 + DRAFT_START_PASSES) + 12.0, extra_tokens=12)
+    assert cost.draft_ms(["a"]) == pytest.approx(4.0)
 
 
 def test_a_draft_without_a_pass_teaches_nothing() -> None:
@@ -170,10 +186,10 @@ DAMAGED = [
     "{",
     "[]",
     "\x00\x01",
-    json.dumps({"version": 3}),
+    json.dumps({"version": 4}),
     json.dumps({"version": 1, "entries": {"key": GOOD_ENTRY}}),
-    json.dumps({"version": 3, "entries": []}),
-    *(json.dumps({"version": 3, "entries": {"key": entry}}) for entry in BAD_ENTRIES),
+    json.dumps({"version": 4, "entries": []}),
+    *(json.dumps({"version": 4, "entries": {"key": entry}}) for entry in BAD_ENTRIES),
 ]
 
 
@@ -191,7 +207,7 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, conte
 
 def test_an_undamaged_entry_like_those_is_read(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"version": 3, "entries": {"key": GOOD_ENTRY}}))
+    path.write_text(json.dumps({"version": 4, "entries": {"key": GOOD_ENTRY}}))
     assert CostStore(path).load("key") is not None
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.acceptance import AcceptanceModel
 from engine.branches import best_tree
 from engine.config import Policy
-from engine.cost import CostModel
+from engine.cost import DRAFT_START_PASSES, CostModel
 from engine.drafters.base import KeepDrafting
 from engine.length import (
     ADAEDL_ENTROPY_FACTOR,
@@ -175,7 +175,7 @@ def auto(draft_ms: float, mean_hits: list[bool] | None = None) -> AutoLength:
         cost.set_base(size, elapsed_ms)
     for size in range(len(MEASURED) + 1, LONGEST_DRAFT + 2):
         cost.set_base(size, MEASURED[-1] + 3.0 * (size - len(MEASURED)))
-    cost.observe_draft(["a"], 1, 2 * draft_ms)
+    cost.observe_draft(["a"], 1, (1 + DRAFT_START_PASSES) * draft_ms)
     acceptance = AcceptanceModel(["ngram"])
     for hit in mean_hits or []:
         acceptance.learn_mean(["a"], draft_of("a", 0.5), draft_of("a", 0.5).tokens if hit else (-1,))

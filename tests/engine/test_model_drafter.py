@@ -174,7 +174,10 @@ def test_a_draft_takes_one_pass_a_token_and_what_is_known_none(drafter: ModelDra
     assert drafter.last_passes == 0
     drafter.accept(first.tokens)
     draft(drafter, 4)
-    assert drafter.last_passes == 4
+    assert (drafter.last_passes, drafter.last_extra_tokens) == (4, 0)
+    drafter.accept(text[:6])
+    draft(drafter, 1)
+    assert (drafter.last_passes, drafter.last_extra_tokens) == (1, 5)
 
 
 def test_a_look_ahead_that_was_right_is_the_next_draft_for_nothing(drafter: ModelDrafter, text: list[int]) -> None:
@@ -238,7 +241,7 @@ def test_a_long_text_is_read_in_slices_and_can_be_left_off(drafter: ModelDrafter
 
 
 def test_a_draft_that_is_cancelled_while_it_reads_abstains(drafter: ModelDrafter, text: list[int]) -> None:
-    drafter.begin((text * 12)[: 10 * SCORED_CATCH_UP_TOKENS])
+    drafter.begin((text * 20)[: 10 * SCORED_CATCH_UP_TOKENS])
     cancelled = threading.Event()
     cancelled.set()
     assert drafter.start(DraftRequest((), 4, always, cancelled)).result().tokens == ()

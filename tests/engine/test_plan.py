@@ -9,10 +9,20 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.config import KvType, LookAhead, Policy, Speculation
-from engine.cost import CALIBRATED_SIZES, CostModel
+from engine.cost import CALIBRATED_SIZES, DRAFT_START_PASSES, CostModel
+from engine.drafters.base import Score
 from engine.learning import Learning
 from engine.length import LONGEST_DRAFT
-from engine.plan import CATCH_UP_SLICE_TOKENS, FIRST_CREDIT_MS, PROBE_SHARE, READY_BEHIND_TOKENS, Plan, Situation
+from engine.plan import (
+    CATCH_UP_SLICE_TOKENS,
+    FIRST_CREDIT_MS,
+    LONGEST_HEARING_PROMPT_TOKENS,
+    MOST_HEARING_SLICES,
+    PROBE_SHARE,
+    READY_BEHIND_TOKENS,
+    Plan,
+    Situation,
+)
 from engine.setting import Setting
 from engine.types import VotedDraft
 
@@ -41,7 +51,7 @@ def a_learning(names: Sequence[str], draft_ms: float = DRAFT_MS, read_ms: float 
     for size in CALIBRATED_SIZES:
         cost.set_base(size, PLAIN_MS * (0.8 + 0.2 * size))
     for name in names:
-        cost.observe_draft([name], 1, 2 * draft_ms)
+        cost.observe_draft([name], 1, (1 + DRAFT_START_PASSES) * draft_ms)
         if read_ms is not None:
             cost.observe_read(name, 1, read_ms)
     return Learning(cost, ["ngram"], names, runs_apart=False, setting=CHAINS_ONLY)
@@ -242,7 +252,43 @@ def test_the_probe_budget_starts_small() -> None:
     assert FIRST_CREDIT_MS <= 5 * PLAIN_MS
 
 
+def test_the_first_answer_begins_with_the_drafter_that_was_heard_to_be_best() -> None:
+    learning = a_learning(["a", "b", "c"])
+    learning.acceptance.hear({"a": Score(140, 200), "b": Score(180, 200), "c": Score(160, 200)})
+    planner = learning.planner(Speculation(look_ahead=LookAhead.OFF))
+    plans = [planner.plan(situation(behind={"a": 1, "b": 1, "c": 1})) for _ in range(10)]
+    assert next(plan for plan in plans if not plan.is_probe).drafters == ("b",)
+
+
+def test_a_drafter_heard_to_be_better_is_gone_over_to_without_a_trial() -> None:
+    simulation = Simulation(("a", "b"), LookAhead.OFF)
+    simulation.run(30, helpful)
+    used = simulation.picked[-1]
+    other = ("b",) if used == ("a",) else ("a",)
+    simulation.learning.acceptance.hear({used[0]: Score(140, 200), other[0]: Score(195, 200)})
+    simulation.run(60, helpful)
+    assert simulation.believed_best[-1] == other
+
+
 # Catching up
+
+
+def test_a_resting_drafter_reads_along_until_it_was_heard() -> None:
+    learning = a_learning(["a", "b"], read_ms=50.0)
+    planner = learning.planner(Speculation(look_ahead=LookAhead.OFF))
+    ready = {"a": 1}
+    assert planner.plan(situation(60, behind={**ready, "b": 160})).catch_up == ()
+    assert planner.plan(situation(64, behind={**ready, "b": 164})).catch_up == ("b",)
+    too_long = 64 + LONGEST_HEARING_PROMPT_TOKENS + 1
+    assert planner.plan(situation(64, behind={**ready, "b": too_long})).catch_up == ()
+    learning.acceptance.hear({"b": Score(300, 600)})
+    assert planner.plan(situation(64, behind={**ready, "b": 164})).catch_up == ()
+
+
+def test_a_drafter_that_is_never_heard_does_not_read_for_ever() -> None:
+    planner = a_learning(["a", "b"], read_ms=50.0).planner(Speculation(look_ahead=LookAhead.OFF))
+    plans = [planner.plan(situation(64, behind={"a": 1, "b": 164})) for _ in range(3 * MOST_HEARING_SLICES)]
+    assert sum(plan.catch_up == ("b",) for plan in plans) == MOST_HEARING_SLICES
 
 
 def auto_plan(learning: Learning, where: Situation) -> Plan:
