@@ -31,9 +31,10 @@ from app.bench.table import render, render_hindsight, rows_csv
 from app.choices import preparation
 from app.options import positive, set_choice, speculation
 from app.terminal import EXIT_INTERRUPTED, ProgressLine, interrupt_event
-from engine.config import Exactness, Sampling, SetConfig
+from engine.config import Exactness, LookAhead, Sampling, SetConfig
 from engine.errors import EnvironmentProblem, SettingError
 from engine.loader import FREE_DRAFTERS, LoadedSet
+from engine.pool import PoolSettings
 from engine.runtime.api import native
 from engine.runtime.model import LoadCancelled
 from models.atomic import replacing, write_json
@@ -92,6 +93,19 @@ def add_parser(
         metavar="LIST",
         help="so many requests at once through the request pool, against one after another: 1,2,4,8,16 for example",
     )
+    what.add_argument(
+        "--overlap",
+        choices=[choice.value for choice in LookAhead],
+        default=LookAhead.AUTO.value,
+        help="with --concurrent: draft for some requests while the target verifies others; default: auto",
+    )
+    what.add_argument(
+        "--cores",
+        type=_cores,
+        default=((), ()),
+        metavar="TARGET/DRAFTERS",
+        help="with --concurrent and --threads 1: keep the target and the draft models to cores of their own, as 0/1",
+    )
     results = parser.add_argument_group("results")
     results.add_argument("--json", type=Path, metavar="OUT", help="everything, as one JSON document")
     results.add_argument("--csv", type=Path, metavar="OUT", help="one line for each answer")
@@ -123,6 +137,12 @@ def add_parser(
 def _concurrencies(text: str) -> tuple[int, ...]:
     """An option's list of numbers of requests."""
     return tuple(positive(number) for number in text.split(","))
+
+
+def _cores(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """An option's cores of the target, and those of the draft models."""
+    target, drafters = text.split("/")
+    return tuple(map(int, target.split(","))), tuple(map(int, drafters.split(",")))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -216,7 +236,9 @@ def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel
 
     with contextlib.closing(loaded):
         check_prompts(loaded, prompts, plan.max_tokens)
-        benchmark = ConcurrentBenchmark(loaded, prompts, plan.sampling, plan.max_tokens, cancel)
+        target_cores, drafter_cores = args.cores
+        shape = PoolSettings(overlap=LookAhead(args.overlap), target_cores=target_cores, drafter_cores=drafter_cores)
+        benchmark = ConcurrentBenchmark(loaded, prompts, plan.sampling, plan.max_tokens, shape, cancel)
         for configuration in plan.configurations:
             rows += benchmark.run(configuration, args.concurrent, plan.rounds, heard)
         loaded.save_learnt()
@@ -229,6 +251,8 @@ def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel
         "models": {**models, "kv": kv},
         "settings": fingerprint(plan, models, hash_text(repr(known)), native().version),
         "prompts": _prompts_document(prompts, half),
+        "overlap": args.overlap,
+        "cores": args.cores,
         "rounds": plan.rounds,
         "rows": [row.document() for row in rows],
         "summary": summary,

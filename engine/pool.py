@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from engine.active import EXPECTED_ANSWER_TOKENS, ActiveRequest
 from engine.answer import Answer
-from engine.config import MAX_DRAFT_TOKENS, PolicyKind
+from engine.config import MAX_DRAFT_TOKENS, LookAhead, PolicyKind
 from engine.drafting import Panel
 from engine.errors import PoolClosed, PoolFull, PromptError, QuorumError
 from engine.invariants import CHECKS_VARIABLE
@@ -31,6 +31,7 @@ from engine.pool_drafting import NOTHING, PoolDrafting, mean_tokens
 from engine.prefill import Part, Stretch, stretches, usable_prefix
 from engine.prefix import shared_prefix
 from engine.reading import Reading
+from engine.runtime.affinity import keep_to
 from engine.runtime.context import PassCancelled, Run
 from engine.runtime.devices import has_gpu
 from engine.runtime.sampler import Sampler
@@ -77,6 +78,13 @@ class PoolSettings:
     """Tokens in the cache that all requests share; None: as many as the set's own context holds."""
     most_kept: int = 8
     """Ended requests whose tokens are kept for others that begin the same."""
+    overlap: LookAhead = LookAhead.AUTO
+    """Whether draft models draft for some requests while the target verifies others; `auto`: where it measures faster,
+    and as a rule where they have a processor of their own."""
+    target_cores: tuple[int, ...] = ()
+    """Processor cores that the pool's owner, which computes with one thread, is kept to; empty for all."""
+    drafter_cores: tuple[int, ...] = ()
+    """The same for draft models."""
 
     def __post_init__(self) -> None:
         for name in ("most_active", "most_waiting"):
@@ -110,6 +118,8 @@ class PoolStatistics:
     drafted: int = 0
     verified: int = 0
     accepted: int = 0
+    overlapped: int = 0
+    """Passes during which drafts were made for other answers."""
     gathered: int = 0
     """How often the cells of the cache were brought together."""
     free_cells: int = 0
@@ -157,6 +167,8 @@ class Pool:
         check_memory(loaded.config.target, needed_bytes, f"a cache of {tokens} tokens for several requests")
         shape = target_settings(loaded.config, tokens)
         self._slice_tokens = min(GPU_SLICE_TOKENS if has_gpu() else SLICE_TOKENS, shape.batch_tokens)
+        # Before the context's threads start, which stay where the one is that starts them.
+        self._cores = keep_to(self.settings.target_cores) if self.settings.target_cores else frozenset()
         self._context = SharedContext(
             loaded.model,
             replace(
@@ -179,7 +191,13 @@ class Pool:
         self._awake = threading.Event()
         self._is_checked = bool(os.environ.get(CHECKS_VARIABLE))
         try:
-            self._drafting = PoolDrafting(loaded, self._most_active, self._context.context_tokens)
+            self._drafting = PoolDrafting(
+                loaded,
+                self._most_active,
+                self._context.context_tokens,
+                self.settings.overlap,
+                self.settings.drafter_cores,
+            )
         except BaseException:
             self._context.close()
             raise
@@ -267,6 +285,8 @@ class Pool:
         self._tell()
         self._drafting.close()
         self._context.close()
+        if self._cores:
+            keep_to(self._cores)
 
     def check(self) -> None:
         """Check what must hold between two rounds.
@@ -455,8 +475,7 @@ class Pool:
         started = self._clock()
         self._drafting.read(batch)
         read_on = self._clock()
-        work = self._drafting.start(batch)
-        self._drafting.finish(work)
+        plan, batch, waited_ms = self._drafting.prepare(batch)
         drafted = self._clock()
         entering = sum(len(run.tokens) for run in slices)
         sent = self._drafting.share(batch, min(self._most_rows, self._context.free_cells - entering))
@@ -468,6 +487,7 @@ class Pool:
             for active, own in zip(batch, sent, strict=True)
         ]
         context_tokens = mean_tokens(batch)
+        is_drafting = self._drafting.is_drafting
         self._times["draft_ms"] += (drafted - started) * 1e3
         try:
             verification = verify(self._context, candidates, self._clock, slices)
@@ -482,6 +502,7 @@ class Pool:
         self._times["sample_ms"] += verification.sample_ms
         self._counts["passes"] += 1
         self._counts["carried_answers"] += len(batch)
+        self._counts["overlapped"] += is_drafting
         before = self._counts["tokens"]
         round_ms = (self._clock() - read_on) * 1e3
         for active, own, verdict in zip(batch, sent, verification.verdicts, strict=True):
@@ -491,9 +512,10 @@ class Pool:
             self._heed(reader)
             return
         round_ms = (self._clock() - read_on) * 1e3
-        besides_ms = max(0.0, round_ms - (drafted - read_on) * 1e3 - verification.verify_ms)
-        self._set.learning.cost.observe_verify(rows, context_tokens, verification.verify_ms, len(batch))
-        self._drafting.learn_round(work.plan, len(batch), self._counts["tokens"] - before, round_ms, besides_ms)
+        besides_ms = max(0.0, round_ms - waited_ms - verification.verify_ms)
+        if not plan.way.overlaps:
+            self._set.learning.cost.observe_verify(rows, context_tokens, verification.verify_ms, len(batch))
+        self._drafting.learn_round(plan, len(batch), self._counts["tokens"] - before, round_ms, besides_ms)
 
     def _read_alone(self, active: ActiveRequest, run: Run) -> None:
         started = self._clock()

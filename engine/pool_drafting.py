@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.active import ActiveRequest
-from engine.config import PolicyKind
+from engine.config import LookAhead, PolicyKind, SetConfig
 from engine.drafters.base import KeepDrafting, Score
 from engine.drafters.model import ModelDrafter
 from engine.drafters.pooled import Order, PooledDrafter
@@ -19,7 +19,8 @@ from engine.length import AutoLength, LengthRule
 from engine.loader import FREE_DRAFTERS, LoadedSet
 from engine.marginal import share_out
 from engine.plan import READY_BEHIND_TOKENS
-from engine.pool_plan import Drafters, PoolPlan, PoolPlanner
+from engine.pool_plan import Drafters, PoolPlan, PoolPlanner, Way
+from engine.runtime.devices import has_gpu
 from engine.types import Draft, Verdict, VotedDraft
 from engine.vote import losers, vote
 
@@ -35,10 +36,14 @@ NOTHING = Ballot(VotedDraft(), {}, 0.0, 0.0)
 class PoolDrafting:
     """Owns what drafts for a pool's requests. Used and closed by the pool's owner."""
 
-    def __init__(self, loaded: LoadedSet, requests: int, context_tokens: int) -> None:
+    def __init__(
+        self, loaded: LoadedSet, requests: int, context_tokens: int, overlap: LookAhead, cores: Collection[int]
+    ) -> None:
         """Args:
         requests: Most at a time.
         context_tokens: Of all requests together.
+        overlap: Whether drafting beside the target's passes is a choice, the only one, or none.
+        cores: Processor cores that draft models are kept to; empty for all.
         """
         self._set = loaded
         self._learning = loaded.learning
@@ -56,7 +61,18 @@ class PoolDrafting:
                 self._drafters[drafter.name] = PooledDrafter(drafter, placement, requests, context_tokens)
             except QuorumError as error:
                 self.failures[drafter.name] = str(error)
-        self._planner = PoolPlanner(tuple(self._drafters), loaded.learning.cost, loaded.learning.acceptance)
+        for one in self._drafters.values():
+            one.keep_to(cores)
+        self._has_own_cores = bool(cores)
+        runs_apart = self._has_own_cores or _run_apart(loaded.config)
+        self._planner = PoolPlanner(
+            tuple(self._drafters), loaded.learning.cost, loaded.learning.acceptance, overlap, runs_apart=runs_apart
+        )
+        self._overlap = overlap
+        self._works: list[DraftsInWork] = []
+        """Drafts that are being made while the target verifies others, the oldest first."""
+        self._reading: tuple[str, Future[int], float] | None = None
+        """A slice that is being read meanwhile: by whom, and since when."""
         self.reason = ""
         """Of the last round's choice, in words."""
         self._open: dict[int, ActiveRequest] = {}
@@ -82,16 +98,21 @@ class PoolDrafting:
         Raises:
             AssertionError: they do not agree.
         """
-        for drafter in self._drafters.values():
+        for drafter in () if self._works or self._reading else self._drafters.values():
             drafter.check({number: active.tokens for number, active in self._open.items()})
 
     def close(self) -> None:
         """Free the drafters' contexts."""
+        for work in self._works:
+            self._finish(work)
+        self._works.clear()
         for drafter in self._drafters.values():
             drafter.close()
 
     def read(self, batch: Sequence[ActiveRequest]) -> None:
         """Let draft models read a slice of what they are behind by, where that is likely to be repaid."""
+        if self._reading is not None and not self._heard_of_slice():
+            return
         free = [active for active in batch if active.number in self._open and active.answer is not None]
         for active in free:
             if active.answer is None or not active.answer.token_count:
@@ -107,53 +128,99 @@ class PoolDrafting:
                 names = self._planner.worth_reading(
                     len(free), mean_tokens(batch), active.answer.remaining_tokens, reads
                 )
-            for name in names:
-                self._read_slice(name, active)
             if names:
+                self._start_slice(names[0], active)
                 return
 
-    def _read_slice(self, name: str, active: ActiveRequest) -> None:
+    def _start_slice(self, name: str, active: ActiveRequest) -> None:
         drafter = self._drafters[name]
-        started = self._clock()
         future = drafter.start_reading(active.number, active.tokens, READING_SLICE_TOKENS, drafter.threads)
+        self._reading = (name, future, self._clock())
+        if not self._works:
+            self._heard_of_slice(waits=True)
+
+    def _heard_of_slice(self, *, waits: bool = False) -> bool:
+        """Whether the slice that was begun is read."""
+        assert self._reading is not None
+        name, future, started = self._reading
+        if not (waits or future.done()):
+            return False
+        self._reading = None
         try:
             read = future.result()
         except QuorumError as error:
             self._lose(name, error)
-            return
-        self._learning.cost.observe_read(name, read, (self._clock() - started) * 1e3)
+            return True
+        if waits:
+            self._learning.cost.observe_read(name, read, (self._clock() - started) * 1e3)
+        return True
 
     def _lose(self, name: str, error: QuorumError) -> None:
         self.failures[name] = str(error)
-        del self._drafters[name]
+        self._drafters.pop(name, None)
 
-    def start(self, batch: Sequence[ActiveRequest]) -> DraftsInWork:
+    def prepare(self, answering: Sequence[ActiveRequest]) -> tuple[PoolPlan, list[ActiveRequest], float]:
+        """Draft for answers, or find out who was drafted for meanwhile.
+
+        Returns:
+            The plan; those with a ballot, who are to be verified next, at least one; and the milliseconds waited.
+        """
+        waited_ms = 0.0
+        autos = [active for active in answering if active.number in self._open and self._is_auto(active)]
+        plan = self._planner.plan(len(answering), mean_tokens(answering), lambda names: self._are_ready(names, autos))
+        if not autos and self._overlap is LookAhead.ON and len(answering) > 1:
+            plan = replace(plan, way=Way(overlaps=True))
+        self.reason = plan.reason
+        while self._works and (not plan.way.overlaps or self._works[0].is_done):
+            waited_ms += self._finish(self._works.pop(0))
+        worked_on = {asked.active.number for work in self._works for asked in work.asked}
+        ready = [active for active in answering if active.ballot is not None]
+        fresh = [active for active in answering if active.ballot is None and active.number not in worked_on]
+        if not plan.way.overlaps:
+            waited_ms += self._finish(self._start(plan, fresh))
+            return plan, list(answering), waited_ms
+        # Where nobody could be verified meanwhile, one half is, while the other is drafted for.
+        half = 0 if ready or self._works else (len(fresh) + 1) // 2
+        groups = (fresh[:half], fresh[half:])
+        self._works += [self._start(plan, group) for group in groups if group]
+        while not ready:
+            waited_ms += self._finish(self._works.pop(0))
+            ready = [active for active in answering if active.ballot is not None]
+        return plan, ready, waited_ms
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether drafts are being made meanwhile."""
+        return bool(self._works)
+
+    def _start(self, plan: PoolPlan, batch: Sequence[ActiveRequest]) -> DraftsInWork:
         """Begin to draft for requests that have no ballot."""
         started = self._clock()
-        autos = [active for active in batch if active.number in self._open and self._is_auto(active)]
-        plan = self._planner.plan(max(1, len(autos)), mean_tokens(batch), lambda names: self._are_ready(names, autos))
-        self.reason = plan.reason
+        autos = sum(active.number in self._open and self._is_auto(active) for active in batch)
         asked: list[_Asked] = []
         orders: dict[str, list[Order]] = {}
         for active in batch:
             rule = self._rule(active)
             room = min(active.room_tokens, rule.limit()) if active.number in self._open else 0
             hint = active.panel.hint(room, self._never)
-            names = plan.drafters if self._is_auto(active) else tuple(self._drafters)
+            names = plan.way.drafters if self._is_auto(active) else tuple(self._drafters)
             if not room or (self._is_auto(active) and self._is_enough(hint, active, names)):
                 names = ()
-            names = tuple(name for name in names if self._behind(name, active) <= READY_BEHIND_TOKENS)
+            names = tuple(
+                name for name in names if name in self._drafters and self._behind(name, active) <= READY_BEHIND_TOKENS
+            )
             asked.append(_Asked(active, names, hint))
             for name in names:
-                keep = self._keep(name, names, active, len(autos), plan)
+                keep = self._keep(name, names, active, autos, plan)
                 orders.setdefault(name, []).append(Order(active.number, active.tokens, room, keep))
-        futures = {}
-        for name, own in orders.items():
-            drafter = self._drafters[name]
-            futures[name] = drafter.start(own, max(1, drafter.threads // len(orders)))
+        sharers = len(orders) + (plan.way.overlaps and not self._has_own_cores)
+        futures = {
+            name: self._drafters[name].start(own, max(1, self._drafters[name].threads // sharers))
+            for name, own in orders.items()
+        }
         return DraftsInWork(plan, asked, orders, futures, started)
 
-    def finish(self, work: DraftsInWork) -> float:
+    def _finish(self, work: DraftsInWork) -> float:
         """Wait for drafts and vote on them: every request has a ballot then. Returns the milliseconds waited."""
         waiting = self._clock()
         made: dict[int, list[Draft]] = {asked.active.number: [] for asked in work.asked}
@@ -168,7 +235,7 @@ class PoolDrafting:
         done = self._clock()
         names = tuple(sorted(work.futures))
         passes = max((self._drafters[name].last_passes for name in names if name in self._drafters), default=0)
-        if names and passes:
+        if names and passes and not work.plan.way.overlaps:
             requests = max(len(own) for own in work.orders.values())
             self._planner.observe_draft(names, requests, passes, (done - work.started) * 1e3)
         for asked in work.asked:
@@ -178,7 +245,7 @@ class PoolDrafting:
             proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
             lost = losers(voted, drafts, weights)
             ballot = Ballot(voted, proposals, (done - waiting) * 1e3, 0.0, drafts, lost)
-            pace = work.plan.pace / len(work.asked)
+            pace = work.plan.pace / max(1, len(work.asked))
             preferred = self._rule(asked.active).prefer(voted, lost, len(asked.active.tokens), pace)
             asked.active.ballot = ballot.led_by(preferred)
             asked.active.asked = asked.names
@@ -314,6 +381,15 @@ class DraftsInWork:
     @property
     def is_done(self) -> bool:
         return all(future.done() for future in self.futures.values())
+
+
+def _run_apart(config: SetConfig) -> bool:
+    """Whether target and draft models lie on different processors."""
+    if not has_gpu():
+        return False
+    return any(
+        (config.placement_of(name).gpu_layers == 0) != (config.placement.gpu_layers == 0) for name in config.drafters
+    )
 
 
 def mean_tokens(batch: Sequence[ActiveRequest]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.acceptance import AcceptanceModel
+from engine.config import LookAhead
 from engine.cost import CostModel, Mean
 from engine.length import LONGEST_DRAFT
 from engine.plan import (
@@ -25,15 +26,35 @@ from engine.plan import (
 )
 
 Drafters = tuple[str, ...]
+OVERLAP_FACTOR = 1.5
+"""What drafting beside the target's passes is believed to cost where they share their cores, until it was tried."""
+HIDDEN_SHARE = 0.3
+"""What of it is believed to be left where they do not."""
 SINGLE_SIZES = 4
 """Batches of up to so many requests are told apart by their number; larger ones by its power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to draft."""
+
+    drafters: Drafters = ()
+    overlaps: bool = False
+    """Whether they draft for some requests while the target verifies others."""
+
+    def __str__(self) -> str:
+        names = ", ".join(self.drafters) or "text look-up drafts alone"
+        return f"{names}, beside the target's passes" if self.overlaps else names
+
+
+NO_MODEL = Way()
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
     """What one round drafts with."""
 
-    drafters: Drafters
+    way: Way
     reason: str
     size_class: int
     pace: float
@@ -43,17 +64,32 @@ class PoolPlan:
 class PoolPlanner:
     """Chooses draft models for batches by measured value. Serves one pool."""
 
-    def __init__(self, names: Sequence[str], cost: CostModel, acceptance: AcceptanceModel) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        cost: CostModel,
+        acceptance: AcceptanceModel,
+        overlap: LookAhead,
+        *,
+        runs_apart: bool,
+    ) -> None:
         """Args:
         names: Draft models that can draft for several requests.
+        overlap: Whether drafting beside the target's passes is a choice, the only one, or none.
+        runs_apart: Whether drafters have a processor of their own.
         """
         self._cost = cost
         self._acceptance = acceptance
-        self._choices: list[Drafters] = [(), *((name,) for name in names)]
+        self._runs_apart = runs_apart
+        sets: list[Drafters] = [(name,) for name in names]
         if len(names) > 1:
-            self._choices.append(tuple(names))
-        self._arms: dict[tuple[Drafters, int], Arm] = {}
-        self._chosen: dict[int, Drafters] = {}
+            sets.append(tuple(names))
+        self._ways = [NO_MODEL, *(Way(own, overlap is LookAhead.ON) for own in sets)]
+        if overlap is LookAhead.AUTO:
+            # On shared cores it seldom pays; one drafter is enough to find out whether it does.
+            self._ways += [Way(own, overlaps=True) for own in (sets if runs_apart else sets[:1])]
+        self._arms: dict[tuple[Way, int], Arm] = {}
+        self._chosen: dict[int, Way] = {}
         self._passes: dict[tuple[Drafters, int], Mean] = {}
         """Time of a drafting pass, by drafters and size class."""
         self._overhead = Mean(0.3)
@@ -71,29 +107,32 @@ class PoolPlanner:
         """
         self._rounds += 1
         size = _size_class(requests)
-        arms = {choice: self._arm(choice, requests, context_tokens) for choice in self._choices if is_ready(choice)}
-        usual = self._chosen.get(size, ())
-        known = [choice for choice, arm in arms.items() if arm.last_tried or choice == ()]
-        best = max(known, key=lambda choice: arms[choice].tokens_per_ms)
+        # Of a single request, no other is verified meanwhile.
+        ways = [way for way in self._ways if is_ready(way.drafters) and not (way.overlaps and requests < 2)]
+        arms = {way: self._arm(way, requests, context_tokens) for way in ways}
+        usual = self._chosen.get(size, NO_MODEL)
+        known = [way for way, arm in arms.items() if arm.last_tried or way == NO_MODEL]
+        best = max(known, key=lambda way: arms[way].tokens_per_ms)
         if usual in arms and arms[best].tokens_per_ms < SWITCH_MARGIN * arms[usual].tokens_per_ms:
             best = usual
         self._chosen[size] = best
         pace = arms[best].tokens_per_ms
         trial = self._trial(arms, best)
         if trial is not None:
-            return PoolPlan(trial, f"on trial: {', '.join(trial) or 'text look-up drafts alone'}", size, pace)
-        return PoolPlan(best, _reason(best, len(self._choices)), size, pace)
+            return PoolPlan(trial, f"on trial: {trial}", size, pace)
+        return PoolPlan(best, _reason(best, len(self._ways)), size, pace)
 
-    def _trial(self, arms: Mapping[Drafters, Arm], best: Drafters) -> Drafters | None:
-        others = [choice for choice in arms if choice != best]
+    def _trial(self, arms: Mapping[Way, Arm], best: Way) -> Way | None:
+        """Another way whose turn it is to be tried, when the saved-up time allows."""
+        others = [way for way in arms if way != best]
         if not others:
             return None
-        choice = min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
-        loss_ms = arms[choice].loss_ms(arms[best])
+        way = min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
+        loss_ms = arms[way].loss_ms(arms[best])
         if loss_ms > self._credit_ms:
             return None
         self._credit_ms -= loss_ms
-        return choice
+        return way
 
     def worth_reading(
         self, requests: int, context_tokens: int, remaining_tokens: int | None, reads: Mapping[str, float]
@@ -108,10 +147,11 @@ class PoolPlanner:
         """
         if remaining_tokens is None:
             remaining_tokens = EXPECTED_ANSWER_TOKENS
-        plain = self._arm((), requests, context_tokens).tokens_per_ms
+        plain = self._arm(NO_MODEL, requests, context_tokens).tokens_per_ms
         worth = []
         for name, reading_ms in reads.items():
-            arm = self._arm((name,), requests, context_tokens)
+            own = [way for way in self._ways if way.drafters == (name,)]
+            arm = max((self._arm(way, requests, context_tokens) for way in own), key=lambda arm: arm.tokens_per_ms)
             saved_ms = remaining_tokens * (1 / plain - 1 / arm.tokens_per_ms)
             if saved_ms > reading_ms:
                 worth.append((saved_ms - reading_ms, name))
@@ -124,7 +164,7 @@ class PoolPlanner:
     def learn(self, plan: PoolPlan, tokens: int, elapsed_ms: float) -> None:
         """Hear what a round emitted and took, without reading."""
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * elapsed_ms, MOST_CREDIT_MS)
-        arm = self._arms.get((plan.drafters, plan.size_class))
+        arm = self._arms.get((plan.way, plan.size_class))
         if arm is not None and elapsed_ms > 0:
             arm.learn(tokens, elapsed_ms, self._rounds)
 
@@ -152,21 +192,25 @@ class PoolPlanner:
         # As much dearer than for one request as the target's own pass is.
         return self._cost.draft_ms(drafters) * self._cost.verify_ms(requests, 0) / self._cost.verify_ms(1, 0)
 
-    def _arm(self, choice: Drafters, requests: int, context_tokens: int) -> Arm:
-        key = (choice, _size_class(requests))
+    def _arm(self, way: Way, requests: int, context_tokens: int) -> Arm:
+        key = (way, _size_class(requests))
         arm = self._arms.get(key)
         if arm is None:
-            tokens, elapsed_ms = self._foresee(choice, requests, context_tokens)
+            tokens, elapsed_ms = self._foresee(way, requests, context_tokens)
             arm = self._arms[key] = Arm(ARM_PRIOR_STEPS, ARM_PRIOR_STEPS * tokens, ARM_PRIOR_STEPS * elapsed_ms)
         return arm
 
-    def _foresee(self, choice: Drafters, requests: int, context_tokens: int) -> tuple[float, float]:
+    def _foresee(self, way: Way, requests: int, context_tokens: int) -> tuple[float, float]:
         """Tokens and time of a round nobody has tried yet, from cost curves and mean acceptance."""
-        pass_ms = self.draft_pass_ms(choice, requests)
-        mean = self._acceptance.mean(choice) if choice else 0.0
+        if way.overlaps:
+            requests = max(1, requests // 2)
+        pass_ms = self.draft_pass_ms(way.drafters, requests)
+        if way.overlaps:
+            pass_ms *= HIDDEN_SHARE if self._runs_apart else OVERLAP_FACTOR
+        mean = self._acceptance.mean(way.drafters) if way.drafters else 0.0
         best = (0.0, 1.0)
         gained, survival = 0.0, 1.0
-        for length in range(1, LONGEST_DRAFT + 1) if choice else (0,):
+        for length in range(1, LONGEST_DRAFT + 1) if way.drafters else (0,):
             if length:
                 survival *= mean
                 gained += survival
@@ -183,9 +227,9 @@ def _size_class(requests: int) -> int:
     return requests if requests <= SINGLE_SIZES else SINGLE_SIZES + (requests - 1).bit_length()
 
 
-def _reason(drafters: Drafters, choices: int) -> str:
-    if drafters:
-        return f"most tokens per second: {', '.join(drafters)}"
-    if choices == 1:
+def _reason(way: Way, ways: int) -> str:
+    if way.drafters:
+        return f"most tokens per second: {way}"
+    if ways == 1:
         return "only text look-up drafts: no draft model is loaded"
     return "only text look-up drafts: draft models cost more than they save for so many requests"

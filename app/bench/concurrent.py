@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -48,6 +48,8 @@ class Row:
     plain_tokens: int
     rounds: int
     passes: int
+    overlapped: int
+    """Passes during which drafts were made for other answers."""
     mean_batch: float
     """Answers in a pass."""
     verified: int
@@ -104,8 +106,13 @@ class ConcurrentBenchmark:
         prompts: Sequence[Prompt],
         sampling: Sampling,
         max_tokens: int,
+        shape: PoolSettings,
         cancel: threading.Event,
     ) -> None:
+        """Args:
+        shape: Of the pools, whose sizes follow from what is measured.
+        """
+        self._shape = shape
         self._loaded = loaded
         self._requests = {prompt.id: tuple(prompt_tokens(loaded, prompt)) for prompt in prompts}
         self._warm_up = tuple(prompt_tokens(loaded, WARM_UP))
@@ -131,7 +138,8 @@ class ConcurrentBenchmark:
         largest = sorted(map(len, self._requests.values()), reverse=True)[:concurrency]
         cells = sum(largest) + (len(largest) + 1) * self._max_tokens + MARGIN_CELLS
         waiting = max(len(self._requests), concurrency)
-        return PoolSettings(
+        return replace(
+            self._shape,
             most_active=concurrency,
             most_waiting=waiting,
             context_tokens=max(cells, self._loaded.context.context_tokens),
@@ -174,6 +182,7 @@ class ConcurrentBenchmark:
             plain_tokens=sum(len(one.last.token_ids) for one in plain),
             rounds=after.rounds - before.rounds,
             passes=passes,
+            overlapped=after.overlapped - before.overlapped,
             mean_batch=(after.carried_answers - before.carried_answers) / max(1, passes),
             verified=after.verified - before.verified,
             accepted=after.accepted - before.accepted,
@@ -249,6 +258,7 @@ def summarised(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "ratio": median(row.ratio for row in own),
             "mean_batch": median(row.mean_batch for row in own),
             "passes": median(row.passes for row in own),
+            "overlapped": sum(row.overlapped for row in own) / max(1, sum(row.passes for row in own)),
             "acceptance": sum(row.accepted for row in own) / max(1, sum(row.verified for row in own)),
             "verified_per_answer_pass": sum(row.verified for row in own)
             / max(1.0, sum(row.mean_batch * row.passes for row in own)),

@@ -6,16 +6,16 @@ is long enough drops out; the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from engine.config import MAX_DRAFT_TOKENS, ModelPlacement
 from engine.drafters.base import KeepDrafting, Score
 from engine.drafters.model import ModelDrafter, Prediction, drafter_settings, predict
 from engine.memory import cache_in_memory, check_memory
 from engine.prefix import shared_prefix
+from engine.runtime.affinity import keep_to
 from engine.runtime.context import Context, Run
 from engine.types import Draft
 
@@ -97,6 +97,8 @@ class PooledDrafter:
         needed_bytes = cache_in_memory(drafter.model, placement, settings.context_tokens)
         check_memory(drafter.model.path, needed_bytes, f"drafting for {requests} requests at once")
         self._context = drafter.in_thread(lambda: Context(drafter.model, settings)).result()
+        self._cores: Collection[int] = ()
+        """Where the thread ran before, when it was told to keep to some cores."""
         self._mirrors: dict[int, _Mirror] = {}
         self.last_passes = 0
         """Model passes of the last draft."""
@@ -123,28 +125,37 @@ class PooledDrafter:
         return score
 
     def drop(self, request: int) -> None:
-        """Forget a request."""
-        self._drafter.in_thread(lambda: self._drop(request)).result()
+        """Forget a request, once what is being drafted for it is done."""
+        self._drafter.in_thread(lambda: self._drop(request))
 
-    def check(self, requests: dict[int, Sequence[int]]) -> None:
+    def check(self, requests: Mapping[int, Sequence[int]]) -> None:
         """Check the mirrors against the committed tokens of all open requests.
 
         Raises:
             AssertionError: they do not agree.
         """
-        for request, mirror in self._mirrors.items():
-            assert request in requests, f"{self.name} mirrors a request that has ended"
-            cached = self._drafter.in_thread(partial(self._context.length, mirror.sequence)).result()
-            held = len(mirror.tokens)
-            assert held == cached == len(mirror.predictions), f"{self.name} mirrors {held} tokens of {cached} cached"
-            known = list(requests[request][: mirror.known])
-            assert mirror.tokens[: mirror.known] == known, f"{self.name} takes other tokens for known"
+        self._drafter.in_thread(lambda: self._check(requests)).result()
+
+    def keep_to(self, cores: Collection[int]) -> None:
+        """Let the drafter's thread run on these processor cores only; on all where none are given."""
+        if cores:
+            self._cores = self._drafter.in_thread(lambda: keep_to(cores)).result()
 
     def close(self) -> None:
         """Free the context."""
+        if self._cores:
+            self._drafter.in_thread(lambda: keep_to(self._cores)).result()
         self._drafter.in_thread(self._context.close).result()
 
     # Everything below runs in the drafter's own thread.
+
+    def _check(self, requests: Mapping[int, Sequence[int]]) -> None:
+        for request, mirror in self._mirrors.items():
+            assert request in requests, f"{self.name} mirrors a request that has ended"
+            held, cached = len(mirror.tokens), self._context.length(mirror.sequence)
+            assert held == cached == len(mirror.predictions), f"{self.name} mirrors {held} tokens of {cached} cached"
+            known = list(requests[request][: mirror.known])
+            assert mirror.tokens[: mirror.known] == known, f"{self.name} takes other tokens for known"
 
     def _drop(self, request: int) -> None:
         mirror = self._mirrors.pop(request, None)

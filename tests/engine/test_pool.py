@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import GenerationSettings, ModelPlacement, Policy, Sampling, SetConfig, Speculation
+from engine.config import GenerationSettings, LookAhead, ModelPlacement, Policy, Sampling, SetConfig, Speculation
 from engine.errors import PoolClosed, PoolFull, PromptError, SettingError
 from engine.invariants import CHECKS_VARIABLE
 from engine.loader import LoadedSet
@@ -114,14 +114,15 @@ def drafted(policy: str) -> Speculation:
     return Speculation(Policy.parse(policy))
 
 
+@pytest.mark.parametrize("overlap", [LookAhead.OFF, LookAhead.ON])
 @pytest.mark.parametrize("policy", ["auto", "fixed:1", "fixed:4", "minions", "adaedl"])
-def test_drafted_requests_say_what_they_say_alone(tiny: LoadedSet, policy: str) -> None:
+def test_drafted_requests_say_what_they_say_alone(tiny: LoadedSet, policy: str, overlap: LookAhead) -> None:
     chance = random.Random(6)
     requests = [
         PoolRequest(random_tokens(chance, 10 + 20 * number), GenerationSettings(sampling, drafted(policy), 60))
         for number, sampling in enumerate((*SAMPLINGS, ENDLESS, ENDLESS))
     ]
-    pool = Pool(tiny, PoolSettings(most_active=4, context_tokens=2048))
+    pool = Pool(tiny, PoolSettings(most_active=4, context_tokens=2048, overlap=overlap))
     try:
         found = run(pool, *[pool.submit(request) for request in requests])
         statistics = pool.statistics
@@ -135,6 +136,7 @@ def test_drafted_requests_say_what_they_say_alone(tiny: LoadedSet, policy: str) 
     if policy != "auto":  # which drafts where that is the faster way
         assert statistics.accepted > 20
         assert statistics.verified > statistics.accepted
+        assert (statistics.overlapped > 10) == (overlap is LookAhead.ON)
 
 
 class Move(NamedTuple):
@@ -173,7 +175,9 @@ def test_no_order_of_arrivals_and_cancels_changes_a_token(tiny: LoadedSet) -> No
     tally = {"compared": 0, "rounds": 0, "gathered": 0, "put aside": 0, "reused": 0, "accepted": 0, "cancelled": 0}
     for seed in range(3):
         chance = random.Random(seed)
-        pool = Pool(tiny, PoolSettings(most_active=5, most_waiting=12, context_tokens=1024, most_kept=3))
+        overlap = tuple(LookAhead)[seed]
+        settings = PoolSettings(most_active=5, most_waiting=12, context_tokens=1024, most_kept=3, overlap=overlap)
+        pool = Pool(tiny, settings)
         asked: list[tuple[PoolRequest, Ticket, list[GenerationEvent]]] = []
         try:
             for _ in range(500):
@@ -181,8 +185,9 @@ def test_no_order_of_arrivals_and_cancels_changes_a_token(tiny: LoadedSet) -> No
                 if move.kind == "submit":
                     earlier = asked[-move.begins_as][0].prompt if 0 < move.begins_as <= len(asked) else ()
                     prompt = (*earlier[: int(move.kept * len(earlier))], *move.prompt)[-700:]
-                    settings = GenerationSettings(move.sampling, drafted(move.policy), move.max_tokens)
-                    request = PoolRequest(prompt, settings)
+                    request = PoolRequest(
+                        prompt, GenerationSettings(move.sampling, drafted(move.policy), move.max_tokens)
+                    )
                     with contextlib.suppress(PoolFull):
                         asked.append((request, pool.submit(request), []))
                 elif move.kind == "cancel" and asked:
