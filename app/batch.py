@@ -12,8 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,8 @@ from typing import Any
 
 import filelock
 
-from app.api.answer import Answer
-from app.api.desk import Lent
-from app.api.documents import Head, whole_document
+from app.api.desk import Lent, submit_all
+from app.api.documents import head_of, on_one_line, whole_document
 from app.api.errors import ApiError, api_error
 from app.api.schema import AnswerFields, ChatRequest, CompletionRequest, parse
 from app.api.translate import Asked, Defaults, chat_requests, completion_requests
@@ -107,7 +104,7 @@ class Output:
         Raises:
             EnvironmentProblem: there is no room for it, or the like.
         """
-        rest = memoryview(f"{json.dumps(row, ensure_ascii=False)}\n".encode("utf-8", "replace"))
+        rest = memoryview(f"{on_one_line(row)}\n".encode("utf-8", "replace"))
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
@@ -177,7 +174,7 @@ class _Open:
     def __init__(self, request: _Request, asked: Sequence[Asked], tickets: Sequence[Ticket]) -> None:
         self.request = request
         self.tickets = tickets
-        self.answers = [Answer(index, one.prompt_number, one.reads_calls) for index, one in enumerate(asked)]
+        self.answers = [one.answer(index) for index, one in enumerate(asked)]
 
     def cancel(self) -> None:
         for ticket in self.tickets:
@@ -268,21 +265,11 @@ class Batch:
                     f"the row asks for {len(asked)} answers; {self._pool.settings.most_waiting} at most find room",
                     "invalid_value",
                 )
-            self._open.append(_Open(request, asked, self._submit(asked)))
+            tickets = submit_all(self._pool, [one.request for one in asked])
+            self._open.append(_Open(request, asked, tickets))
         except (ApiError, QuorumError) as error:
             return self._failure(request, error)
         return None
-
-    def _submit(self, asked: Sequence[Asked]) -> list[Ticket]:
-        tickets: list[Ticket] = []
-        try:
-            for one in asked:
-                tickets.append(self._pool.submit(one.request))
-        except QuorumError:
-            for ticket in tickets:
-                ticket.cancel()
-            raise
-        return tickets
 
     def _finished(self) -> Iterator[dict[str, Any]]:
         for row in list(self._open):
@@ -302,15 +289,8 @@ class Batch:
             raise EnvironmentProblem("the answer was ended before its time")
         self.tokens += sum(len(end.token_ids) for end in ends)
         request = row.request
-        is_chat = isinstance(request.fields, ChatRequest)
-        assert isinstance(request.fields, (ChatRequest, CompletionRequest))
-        head = Head(
-            f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
-            int(time.time()),
-            self._lent.loaded.config.target.stem,
-            is_chat,
-            request.fields.has_log_probabilities,
-        )
+        assert request.fields is not None
+        head = head_of(request.fields, self._lent.loaded.config.target.stem)
         body = whole_document(head, row.answers, self._lent.loaded.model.vocabulary.piece)
         if request.is_openai:
             response = {"status_code": 200, "request_id": head.id, "body": body}

@@ -91,7 +91,9 @@ def common_options(*, with_defaults: bool) -> argparse.ArgumentParser:
         choices=[way.value for way in Exactness],
         help="exact (default): bit-equal where the backend can; fast: faster prompts, rare differences",
     )
-    parser.add_argument("--port", type=int, metavar="N", help="port of the chat UI (7860); the next free one if taken")
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port of the page (7860) or of serve (8080); the next free one if taken"
+    )
     return parser
 
 

@@ -268,6 +268,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000, metavar="N", help="default: 10000")
     parser.add_argument("--clients", type=int, default=40, metavar="N", help="that ask at the same time; default: 40")
+    parser.add_argument(
+        "--cache-tokens", type=int, default=8 * CONTEXT_TOKENS, metavar="N", help="that requests share; default: 4096"
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of who does what; default: 1")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -275,7 +278,7 @@ def main() -> int:
         target = write_tiny_llama(Path(folder) / "tiny.gguf")
         cases = make_cases(target)
         options = ["--target", str(target), "--threads", "1", "--ctx", str(CONTEXT_TOKENS), "--port", "18080"]
-        limits = ["--parallel", str(PARALLEL), "--queue", str(QUEUE), "--cache-tokens", str(8 * CONTEXT_TOKENS)]
+        limits = ["--parallel", str(PARALLEL), "--queue", str(QUEUE), "--cache-tokens", str(args.cache_tokens)]
         with served(["serve", *options, *limits], folder) as url:
             base = url.removesuffix("/v1")
             result = asyncio.run(soak(base, cases, args.requests, args.clients, args.seed))

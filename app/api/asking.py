@@ -30,7 +30,7 @@ class Asking:
         self._asked = asked
         self._tickets = tickets
         self._is_gone = False
-        self.answers = [Answer(index, one.prompt_number, one.reads_calls) for index, one in enumerate(asked)]
+        self.answers = [one.answer(index) for index, one in enumerate(asked)]
 
     def cancel(self) -> None:
         """Give all answers up that are not over. Safe to call at any time."""
@@ -47,13 +47,12 @@ class Asking:
         """
         try:
             while any(answer.finished is None for answer in self.answers):
-                waiter = self._desk.bell.waiter()
-                found = self._read()
+                with self._desk.bell.listening() as rung:
+                    found = self._read()
+                    if not found:
+                        await rung
                 if found:
-                    self._desk.bell.forget(waiter)
                     yield found
-                else:
-                    await waiter
         finally:
             self.cancel()
 

@@ -5,32 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Iterator
 
 
 class Bell:
-    """Wakes everyone who waited when it is rung."""
+    """Wakes everyone who listens when it is rung."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[asyncio.Future[None]] = []
+        self._listeners: set[asyncio.Future[None]] = set()
 
-    def waiter(self) -> asyncio.Future[None]:
-        """Done at the next ring. Get it before looking for what the ring tells of, so that nothing is missed."""
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[asyncio.Future[None]]:
+        """Done at the next ring. Listen before looking for what the ring tells of, so that nothing is missed."""
         future = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._waiting.append(future)
-        return future
-
-    def forget(self, waiter: asyncio.Future[None]) -> None:
-        """Its owner has found what it looked for and does not wait."""
-        with self._lock, contextlib.suppress(ValueError):
-            self._waiting.remove(waiter)
+            self._listeners.add(future)
+        try:
+            yield future
+        finally:
+            with self._lock:
+                self._listeners.discard(future)
 
     def ring(self) -> None:
         """Called from any thread."""
         with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for future in waiting:
+            listeners, self._listeners = self._listeners, set()
+        for future in listeners:
             with contextlib.suppress(RuntimeError):  # its loop has ended, and it with it
                 future.get_loop().call_soon_threadsafe(_resolve, future)
 

@@ -37,6 +37,23 @@ class Lent:
     recollection: Recollection
 
 
+def submit_all(pool: Pool, requests: Sequence[PoolRequest]) -> list[Ticket]:
+    """Hand requests in, all of them or none.
+
+    Raises:
+        QuorumError: there is no room, or a prompt does not fit.
+    """
+    tickets: list[Ticket] = []
+    try:
+        for request in requests:
+            tickets.append(pool.submit(request))
+    except QuorumError:
+        for ticket in tickets:
+            ticket.cancel()
+        raise
+    return tickets
+
+
 class Desk:
     """Takes requests while a set is loaded."""
 
@@ -89,7 +106,10 @@ class Desk:
     def counts(self) -> Counter[str]:
         """What all pools since the start have counted, by name."""
         with self._changed:
-            return self._earlier + (Counter() if self._pool is None else counted(self._pool.statistics))
+            counts = self._earlier.copy()
+            if self._pool is not None:
+                counts.update(counted(self._pool.statistics))
+            return counts
 
     @property
     def is_idle(self) -> bool:
@@ -105,7 +125,7 @@ class Desk:
             Unavailable: none is loaded.
         """
         with self._changed:
-            if self._lent is None or self._refusal:
+            if self._lent is None:
                 raise Unavailable(self._refusal or NOTHING_LOADED)
             lent = self._lent
             self._borrowers += 1
@@ -123,19 +143,18 @@ class Desk:
             QuorumError: none can; the message says why.
         """
         while True:
-            waiter = self.bell.waiter()
-            with self._changed:
-                if self._refusal:
-                    raise Unavailable(self._refusal)
-                if self._pool is not None:
-                    self.bell.forget(waiter)
-                    return
-                if self._problem is not None:
-                    problem, self._problem = self._problem, None
-                    raise problem
-                self._is_wanted = True
-            self._wake()
-            await waiter
+            with self.bell.listening() as rung:
+                with self._changed:
+                    if self._refusal:
+                        raise Unavailable(self._refusal)
+                    if self._pool is not None:
+                        return
+                    if self._problem is not None:
+                        problem, self._problem = self._problem, None
+                        raise problem
+                    self._is_wanted = True
+                self._wake()
+                await rung
 
     def submit(self, requests: Sequence[PoolRequest]) -> list[Ticket]:
         """Hand requests in, all of them or none.
@@ -143,18 +162,10 @@ class Desk:
         Raises:
             QuorumError: the desk is closed, there is no room, or a prompt does not fit.
         """
-        tickets: list[Ticket] = []
         with self._changed:
             if self._pool is None or self._refusal:
                 raise Unavailable(self._refusal or IS_EXCHANGED)
-            try:
-                for request in requests:
-                    tickets.append(self._pool.submit(request))
-            except QuorumError:
-                for ticket in tickets:
-                    ticket.cancel()
-                raise
-        return tickets
+            return submit_all(self._pool, requests)
 
     def refuse(self, reason: str) -> None:
         """Take no more requests; those that are open go on."""
@@ -164,11 +175,6 @@ class Desk:
         self.bell.ring()
 
     # The thread that owns the set
-
-    @property
-    def has_wishes(self) -> bool:
-        """Whether somebody waits for a pool that is not there."""
-        return self._is_wanted and self._lent is not None and self._pool is None
 
     def open(self, loaded: LoadedSet) -> None:
         """Take requests for this set from now on."""
@@ -180,8 +186,8 @@ class Desk:
 
     def attend(self) -> bool:
         """One round of the pool; false when there was nothing to do."""
-        if self.has_wishes:
-            self._make_pool()
+        if self._is_wanted and self._pool is None and self._lent is not None:
+            self._make_pool(self._lent.loaded)
         if self._pool is None:
             return False
         try:
@@ -206,18 +212,19 @@ class Desk:
         self._close_pool(reason)
         self.bell.ring()
 
-    def _make_pool(self) -> None:
-        assert self._lent is not None
+    def _make_pool(self, loaded: LoadedSet) -> None:
+        pool: Pool | None = None
+        problem: QuorumError | None = None
         try:
-            pool = Pool(self._lent.loaded, self._settings, self._wake)
+            pool = Pool(loaded, self._settings, self._wake)
         except QuorumError as error:
-            with self._changed:
-                self._problem = error
-                self._is_wanted = False
-        else:
-            with self._changed:
-                self._pool = pool
-                self._is_wanted = False
+            problem = error
+        except Exception as error:
+            log.exception("no request pool could be made, in a way that should not happen")
+            problem = Unavailable(f"Quorum made a mistake ({type(error).__name__}: {error}); please report it")
+        with self._changed:
+            self._pool, self._problem = pool, problem
+            self._is_wanted = False
         self.bell.ring()
 
     def _close_pool(self, reason: str) -> None:
@@ -226,5 +233,9 @@ class Desk:
             pool, self._pool = self._pool, None
             if pool is None:
                 return
-            pool.close()
-            self._earlier += counted(pool.statistics)
+            try:
+                pool.close()
+            except Exception:
+                # The worker has a set to close, and others to answer.
+                log.exception("a request pool could not be closed")
+            self._earlier.update(counted(pool.statistics))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.api.answer import Answer, Delta
+from app.api.schema import AnswerFields, ChatRequest
 from engine.runtime.template import ToolCall
 from engine.types import EmittedToken, Finished, LogProbabilities
 
+LINE_BREAKS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+"""Characters that JSON lets stand and that some readers take for the end of a line."""
 Piece = Callable[[int], bytes]
 """The bytes of a token."""
 
@@ -33,6 +39,18 @@ class Head:
             "model": self.model,
             "system_fingerprint": "quorum",
         }
+
+
+def head_of(request: AnswerFields, model: str) -> Head:
+    """The head of the answers to a request, with an identity of its own."""
+    is_chat = isinstance(request, ChatRequest)
+    identity = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+    return Head(identity, int(time.time()), model, is_chat, request.has_log_probabilities)
+
+
+def on_one_line(document: Mapping[str, Any]) -> str:
+    """JSON without a character at which any reader might break a line."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).translate(LINE_BREAKS)
 
 
 def whole_document(head: Head, answers: Sequence[Answer], piece: Piece) -> dict[str, Any]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import secrets
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,11 +18,20 @@ from starlette.routing import Route
 
 from app.api.asking import Asking, ClientGone
 from app.api.desk import Desk, Lent
-from app.api.documents import Head, chunk_document, first_chunk, last_chunk, usage_chunk, whole_document
+from app.api.documents import (
+    Head,
+    chunk_document,
+    first_chunk,
+    head_of,
+    last_chunk,
+    on_one_line,
+    usage_chunk,
+    whole_document,
+)
 from app.api.errors import ApiError, api_error
 from app.api.gate import KeyGate, Tally
 from app.api.metrics import exposition
-from app.api.schema import AnswerFields, AnyRequest, ChatRequest, CompletionRequest, parse, read_json
+from app.api.schema import AnyRequest, ChatRequest, CompletionRequest, parse, read_json
 from app.api.translate import Asked, Defaults, chat_requests, completion_requests
 from engine.errors import QuorumError
 from engine.types import PrefillProgress
@@ -134,7 +140,7 @@ class Api:
                     "n",
                 )
             tickets = self._desk.submit([one.request for one in asked])
-            return Asking(self._desk, lent, asked, tickets), _head(fields, lent)
+            return Asking(self._desk, lent, asked, tickets), head_of(fields, _name(lent))
 
     async def _body(self, request: Request) -> bytes:
         most = self._options.most_body_bytes
@@ -184,15 +190,6 @@ def _name(lent: Lent) -> str:
     return lent.loaded.config.target.stem
 
 
-def _head(fields: AnswerFields, lent: Lent) -> Head:
-    is_chat = isinstance(fields, ChatRequest)
-    assert isinstance(fields, (ChatRequest, CompletionRequest))
-    prefix = "chatcmpl" if is_chat else "cmpl"
-    return Head(
-        f"{prefix}-{secrets.token_hex(12)}", int(time.time()), _name(lent), is_chat, fields.has_log_probabilities
-    )
-
-
 async def _stream(
     asking: Asking, head: Head, piece: Callable[[int], bytes], *, includes_usage: bool
 ) -> AsyncGenerator[bytes, None]:
@@ -226,7 +223,7 @@ async def _stream(
 
 
 def _event(document: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return f"data: {on_one_line(document)}\n\n".encode()
 
 
 class _EventStream(StreamingResponse):

@@ -170,6 +170,11 @@ class AnswerFields(Schema):
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
     @property
+    def has_log_probabilities(self) -> bool:
+        """Whether they are asked for."""
+        raise NotImplementedError
+
+    @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 

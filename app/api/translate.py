@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from app.api.answer import Answer
 from app.api.desk import Lent
 from app.api.errors import ApiError
 from app.api.schema import AnswerFields, ChatMessage, ChatRequest, CompletionRequest, ToolChoice
@@ -52,6 +53,14 @@ class Asked:
     """Of the conversation; None for text that is continued."""
     reads_calls: bool = False
     """Whether the answer may hold tool calls."""
+
+    def answer(self, index: int) -> Answer:
+        """The answer, of which there is nothing yet.
+
+        Args:
+            index: Among the answers to the same request.
+        """
+        return Answer(index, self.prompt_number, self.reads_calls)
 
 
 def chat_requests(request: ChatRequest, lent: Lent, defaults: Defaults) -> list[Asked]:
