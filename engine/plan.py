@@ -32,6 +32,9 @@ LEAST_LOSS_MS = 1.0
 ARM_MEMORY = 0.985
 ARM_PRIOR_STEPS = 40.0
 """What a choice is foreseen to bring counts as so many steps with it, and ever less the more there were."""
+FREE_PRIOR_STEPS = 4.0
+"""The same where no draft model takes part, of which little can be foreseen and much is soon seen."""
+OPTIMISM_PRIOR_MS = 500.0
 FORESEEN_STEPS = 25
 """What is foreseen is worked out anew this often."""
 HEARD_TOKENS = 300
@@ -169,6 +172,31 @@ class _Foreseen(NamedTuple):
     time_ms: float
     step: int
 
+    @property
+    def tokens_per_ms(self) -> float:
+        return self.tokens / self.time_ms
+
+
+@dataclass(slots=True)
+class Optimism:
+    """By how much steps with draft models take longer, for what they bring, than was foreseen of them.
+
+    What was tried is then not thought worse than what was not, only because the one was seen and the other foreseen.
+    """
+
+    seen_ms: float = 0.0
+    foreseen_ms: float = 0.0
+
+    def learn(self, step_ms: float, foreseen_ms: float) -> None:
+        """Take in a step, and what its tokens were foreseen to take."""
+        self.seen_ms = self.seen_ms * ARM_MEMORY + step_ms
+        self.foreseen_ms = self.foreseen_ms * ARM_MEMORY + foreseen_ms
+
+    @property
+    def factor(self) -> float:
+        # With little seen yet it is near one.
+        return (self.seen_ms + OPTIMISM_PRIOR_MS) / (self.foreseen_ms + OPTIMISM_PRIOR_MS)
+
 
 _UNTRIED = Arm()
 
@@ -199,6 +227,7 @@ class AutoPlanner(Planner):
         self._arms: dict[tuple[Choice, int], Arm] = {}
         self._chosen: dict[int, Choice] = {}
         self._foreseen: dict[tuple[Choice, int], _Foreseen] = {}
+        self._optimism: dict[int, Optimism] = {}
         self._hearing_slices = dict.fromkeys(names, MOST_HEARING_SLICES)
         """For each drafter, how many more slices it may read only to be heard."""
         self._credit_ms = FIRST_CREDIT_MS
@@ -298,6 +327,9 @@ class AutoPlanner(Planner):
             self._credit_ms -= max(0.0, lost_ms - self._charged_ms)
         if plan.length:
             choice = Choice(plan.drafters, plan.look_ahead, plan.branches)
+            foreseen = self._foreseen.get((choice, plan.bucket))
+            if foreseen is not None and choice.drafters:
+                self._optimism.setdefault(plan.bucket, Optimism()).learn(step_ms, emitted / foreseen.tokens_per_ms)
             self._arms.setdefault((choice, plan.bucket), Arm()).learn(emitted, step_ms, self._steps)
 
     def _bucket(self, hint: VotedDraft) -> int:
@@ -315,11 +347,13 @@ class AutoPlanner(Planner):
             tokens, elapsed_ms = self._foresee(choice, bucket, context_tokens)
             foreseen = self._foreseen[choice, bucket] = _Foreseen(tokens, elapsed_ms, self._steps)
         own = self._arms.get((choice, bucket), _UNTRIED)
-        weight = ARM_PRIOR_STEPS**2 / (ARM_PRIOR_STEPS + own.steps)
+        prior_steps = ARM_PRIOR_STEPS if choice.drafters else FREE_PRIOR_STEPS
+        weight = prior_steps**2 / (prior_steps + own.steps)
+        optimism = self._optimism[bucket].factor if choice.drafters and bucket in self._optimism else 1.0
         return Arm(
             own.steps + weight,
             own.tokens + weight * foreseen.tokens,
-            own.time_ms + weight * foreseen.time_ms,
+            own.time_ms + weight * foreseen.time_ms * optimism,
             own.last_tried,
         )
 
