@@ -15,7 +15,6 @@ from engine.config import LookAhead
 from engine.cost import CostModel, Mean
 from engine.length import LONGEST_DRAFT
 from engine.plan import (
-    ARM_PRIOR_STEPS,
     EXPECTED_ANSWER_TOKENS,
     FIRST_CREDIT_MS,
     LEAST_LOSS_MS,
@@ -30,6 +29,8 @@ OVERLAP_FACTOR = 1.5
 """What drafting beside the target's passes is believed to cost where they share their cores, until it was tried."""
 HIDDEN_SHARE = 0.3
 """What of it is believed to be left where they do not."""
+ARM_PRIOR_STEPS = 2.0
+"""What a way is foreseen to bring counts as so many rounds with it."""
 SINGLE_SIZES = 4
 """Batches of up to so many requests are told apart by their number; larger ones by its power of two."""
 
