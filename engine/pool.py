@@ -123,6 +123,8 @@ class PoolStatistics:
     gathered: int = 0
     """How often the cells of the cache were brought together."""
     free_cells: int = 0
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Draft models of the set that do not draft here, and why."""
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -637,6 +639,7 @@ class Pool:
             active=len(self._active),
             put_aside=put_aside,
             free_cells=self._context.free_cells,
+            left_out=tuple(self._drafting.failures.items()),
             **self._counts,
             **self._times,  # type: ignore[arg-type]
         )

@@ -60,6 +60,8 @@ class PoolPlan:
     size_class: int
     pace: float
     """What a millisecond is worth, in tokens of all requests."""
+    charged_ms: float | None = None
+    """What a trial was believed to cost; None for what is no trial."""
 
 
 class PoolPlanner:
@@ -120,7 +122,9 @@ class PoolPlanner:
         pace = arms[best].tokens_per_ms
         trial = self._trial(arms, best)
         if trial is not None:
-            return PoolPlan(trial, f"on trial: {trial}", size, pace)
+            charged_ms = arms[trial].loss_ms(arms[best])
+            self._credit_ms -= charged_ms
+            return PoolPlan(trial, f"on trial: {trial}", size, pace, charged_ms)
         return PoolPlan(best, _reason(best, len(self._ways)), size, pace)
 
     def _trial(self, arms: Mapping[Way, Arm], best: Way) -> Way | None:
@@ -129,11 +133,7 @@ class PoolPlanner:
         if not others:
             return None
         way = min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
-        loss_ms = arms[way].loss_ms(arms[best])
-        if loss_ms > self._credit_ms:
-            return None
-        self._credit_ms -= loss_ms
-        return way
+        return way if arms[way].loss_ms(arms[best]) <= self._credit_ms else None
 
     def worth_reading(
         self, requests: int, context_tokens: int, remaining_tokens: int | None, reads: Mapping[str, float]
@@ -165,6 +165,9 @@ class PoolPlanner:
     def learn(self, plan: PoolPlan, tokens: int, elapsed_ms: float) -> None:
         """Hear what a round emitted and took, without reading."""
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * elapsed_ms, MOST_CREDIT_MS)
+        if plan.charged_ms is not None:
+            # What nobody has tried is believed in too much: what it really cost is paid before the next trial.
+            self._credit_ms -= max(0.0, elapsed_ms - tokens / plan.pace - plan.charged_ms)
         arm = self._arms.get((plan.way, plan.size_class))
         if arm is not None and elapsed_ms > 0:
             arm.learn(tokens, elapsed_ms, self._rounds)

@@ -6,20 +6,25 @@ import contextlib
 import math
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from engine.config import GenerationSettings, LookAhead, ModelPlacement, Policy, Sampling, SetConfig, Speculation
+from engine.drafters.base import DraftRequest, always
+from engine.drafters.model import ModelDrafter
+from engine.drafters.pooled import Order, PooledDrafter
 from engine.errors import PoolClosed, PoolFull, PromptError, SettingError
 from engine.invariants import CHECKS_VARIABLE
 from engine.loader import LoadedSet
 from engine.pool import Pool, PoolRequest, PoolSettings, Ticket
+from engine.prefix import shared_prefix
 from engine.session import Session
 from engine.types import Finished, FinishReason, GenerationEvent, PrefillProgress, StepDone
 from tests.engine.conftest import GREEDY, PLAIN, answer, never
-from tests.engine.making import TINY_TOKENS, write_tiny_llama
+from tests.engine.making import TINY_TOKENS, write_tiny_gemma3, write_tiny_hybrid, write_tiny_llama
 from tests.engine.scripted import check_sums
 
 TINY_CONTEXT_TOKENS = 768
@@ -388,3 +393,70 @@ def test_a_long_prompt_is_read_as_a_session_reads_it(tiny: LoadedSet) -> None:
         pool.close()
     for request, one in zip(requests, found, strict=True):
         assert is_same(one, alone(tiny, request))
+
+
+@pytest.mark.parametrize("writer", [write_tiny_gemma3, write_tiny_hybrid])
+def test_models_of_other_kinds_say_what_they_say_alone(writer: Callable[[Path], Path], tmp_path: Path) -> None:
+    """One that sees no further than a window in some layers, and one that cannot take tokens back."""
+    config = SetConfig(writer(tmp_path / "model.gguf"), ("ngram", "suffix"), 256, ModelPlacement(threads=1))
+    loaded = LoadedSet.load(config)
+    chance = random.Random(8)
+    requests = [
+        PoolRequest(
+            random_tokens(chance, 10 + 15 * number),
+            GenerationSettings((ENDLESS, GREEDY)[number % 2], drafted("fixed:3"), 60),
+        )
+        for number in range(7)
+    ]
+    try:
+        pool = Pool(loaded, PoolSettings(most_active=3))
+        try:
+            found = run(pool, *[pool.submit(request) for request in requests])
+            if loaded.model.can_roll_back:
+                assert pool.statistics.gathered > 0
+                assert pool.statistics.accepted > 0
+            else:
+                assert pool.statistics.mean_batch == 1
+        finally:
+            pool.close()
+        for request, one in zip(requests, found, strict=True):
+            assert is_same(one, alone(loaded, request))
+    finally:
+        loaded.close()
+
+
+def test_a_pool_drafts_as_each_drafter_does_alone(tiny: LoadedSet) -> None:
+    """For several requests in one pass, after a rejection and after being behind, as for one conversation."""
+    drafter = next(one for one in tiny.panel.models if one.name == "near")
+    assert isinstance(drafter, ModelDrafter)
+    pooled = PooledDrafter(drafter, ModelPlacement(threads=1), 4, 1024)
+    chance = random.Random(9)
+    texts = {number: list(random_tokens(chance, 20 + 10 * number)) for number in range(4)}
+    same = 0
+    try:
+        for _ in range(6):
+            orders = [Order(number, text, 3 + number, always) for number, text in texts.items()]
+            drafts = pooled.start(orders, 1).result()
+            assert pooled.last_passes <= 7
+            for order, draft in zip(orders, drafts, strict=True):
+                drafter.begin(order.tokens)
+                expected = drafter.start(DraftRequest((), order.max_tokens, always, threading.Event())).result()
+                assert len(draft) == len(expected) == order.max_tokens
+                at = shared_prefix(draft.tokens, expected.tokens)
+                same += at == len(draft)
+                if at < len(draft):
+                    # A drafter's cache is as fast as can be, not exact: of two that are as likely, either is drafted.
+                    second, probability = expected.seconds[at]
+                    assert draft.tokens[at] == second
+                    assert expected.probabilities[at] - probability < 0.03
+            pooled.check(texts)
+            for number, draft in enumerate(drafts):
+                texts[number] += draft.tokens[: chance.randrange(len(draft) + 1)]
+                texts[number] += random_tokens(chance, 1)
+        pooled.drop(2)
+        del texts[2]
+        pooled.check(texts)
+        assert same > 12
+    finally:
+        pooled.close()
+        drafter.forget()
