@@ -30,11 +30,15 @@ FIRST_CREDIT_MS = 50.0
 MOST_CREDIT_MS = 1000.0
 LEAST_LOSS_MS = 1.0
 ARM_MEMORY = 0.985
-ARM_PRIOR_STEPS = 40.0
+ARM_PRIOR_STEPS = 100.0
 """What a choice is foreseen to bring counts as so many steps with it, and ever less the more there were."""
+SEEN_STEPS = 30.0
+"""The rate of so many steps is what time is worth, whatever was foreseen."""
 FREE_PRIOR_STEPS = 4.0
 """The same where no draft model takes part, of which little can be foreseen and much is soon seen."""
 OPTIMISM_PRIOR_MS = 500.0
+BLENDED_STEPS = 8
+"""A choice that was not used is weighed anew this often."""
 FORESEEN_STEPS = 25
 """What is foreseen is worked out anew this often."""
 HEARD_TOKENS = 300
@@ -227,6 +231,8 @@ class AutoPlanner(Planner):
         self._arms: dict[tuple[Choice, int], Arm] = {}
         self._chosen: dict[int, Choice] = {}
         self._foreseen: dict[tuple[Choice, int], _Foreseen] = {}
+        self._blended: dict[tuple[Choice, int], tuple[Arm, int]] = {}
+        """What `_arm` found, and at which step."""
         self._optimism: dict[int, Optimism] = {}
         self._hearing_slices = dict.fromkeys(names, MOST_HEARING_SLICES)
         """For each drafter, how many more slices it may read only to be heard."""
@@ -291,7 +297,7 @@ class AutoPlanner(Planner):
     def _seen_pace(self, arms: Mapping[Choice, Arm], best: Choice, bucket: int) -> float:
         """The rate of the best choice, as it was seen where it was used enough."""
         own = self._arms.get((best, bucket), _UNTRIED)
-        return own.tokens_per_ms if own.steps >= ARM_PRIOR_STEPS else arms[best].tokens_per_ms
+        return own.tokens_per_ms if own.steps >= SEEN_STEPS else arms[best].tokens_per_ms
 
     def _is_heard(self, choice: Choice) -> bool:
         """Whether it is known well enough without a trial: a single drafter that was heard on enough text."""
@@ -331,6 +337,7 @@ class AutoPlanner(Planner):
             if foreseen is not None and choice.drafters:
                 self._optimism.setdefault(plan.bucket, Optimism()).learn(step_ms, emitted / foreseen.tokens_per_ms)
             self._arms.setdefault((choice, plan.bucket), Arm()).learn(emitted, step_ms, self._steps)
+            self._blended.pop((choice, plan.bucket), None)
 
     def _bucket(self, hint: VotedDraft) -> int:
         """How promising the free draft is: 0 nothing, 1 something, 2 several tokens likely."""
@@ -342,6 +349,9 @@ class AutoPlanner(Planner):
 
     def _arm(self, choice: Choice, bucket: int, context_tokens: int) -> Arm:
         """What steps with this choice brought, what is foreseen of it among them."""
+        blended = self._blended.get((choice, bucket))
+        if blended is not None and self._steps - blended[1] < BLENDED_STEPS:
+            return blended[0]
         foreseen = self._foreseen.get((choice, bucket))
         if foreseen is None or self._steps - foreseen.step >= FORESEEN_STEPS:
             tokens, elapsed_ms = self._foresee(choice, bucket, context_tokens)
@@ -350,12 +360,14 @@ class AutoPlanner(Planner):
         prior_steps = ARM_PRIOR_STEPS if choice.drafters else FREE_PRIOR_STEPS
         weight = prior_steps**2 / (prior_steps + own.steps)
         optimism = self._optimism[bucket].factor if choice.drafters and bucket in self._optimism else 1.0
-        return Arm(
+        arm = Arm(
             own.steps + weight,
             own.tokens + weight * foreseen.tokens,
             own.time_ms + weight * foreseen.time_ms * optimism,
             own.last_tried,
         )
+        self._blended[choice, bucket] = arm, self._steps
+        return arm
 
     def _foresee(self, choice: Choice, bucket: int, context_tokens: int) -> tuple[float, float]:
         """Tokens and time of a step nobody has tried yet, from cost curves and mean acceptance."""

@@ -411,6 +411,16 @@ def test_auto_never_drafts_longer_than_is_calibrated() -> None:
     assert max(map(len, one.target.passes)) <= LONGEST_DRAFT + 1
 
 
+def test_two_look_ups_of_one_mind_do_not_silence_a_model_that_is_surer() -> None:
+    answer = tuple(range(10, 200))
+    wrong = [ScriptedDrafter(name, lambda _tokens: (999,) * 6, is_free=True, probability=0.5) for name in ("n", "s")]
+    model = ScriptedDrafter("m", knows(answer), probability=0.98)
+    one = Bench(ScriptedTarget(answer), [*wrong, model], "auto")
+    while len(one.answer) < 120:
+        one.step()
+    assert one.metrics.accepted > 80
+
+
 # Threads
 
 
