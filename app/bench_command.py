@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,19 +23,31 @@ from app.bench.peer import PEER_NAME, Peer
 from app.bench.plot import require_matplotlib, write_plot
 from app.bench.prompts import SHIPPED_PROMPTS, Half, Prompt, choose_prompts, first_of_each, read_prompts
 from app.bench.recording import Recording, load, record_answers, record_chains, save
+from app.bench.replay import ReplayClock, cost_model
 from app.bench.replayed import best_in_hindsight, replay_rows
 from app.bench.rounds import check_prompts
 from app.bench.row import Row, compare, hash_text, row_document
+from app.bench.simulate import (
+    NOTE,
+    ForeseenAnswer,
+    Machine,
+    Scenario,
+    even_answers,
+    flat_cost,
+    recorded_answers,
+    render_simulated,
+)
 from app.bench.step_costs import measure_step_costs
 from app.bench.summary import Summary, summarise
 from app.bench.table import render, render_hindsight, rows_csv
 from app.choices import preparation
 from app.options import positive, set_choice, speculation
 from app.terminal import EXIT_INTERRUPTED, ProgressLine, interrupt_event
-from engine.config import Exactness, LookAhead, Sampling, SetConfig
+from engine.config import Exactness, LookAhead, Policy, PolicyKind, Sampling, SetConfig
+from engine.cost import CostModel
 from engine.errors import EnvironmentProblem, SettingError
 from engine.loader import FREE_DRAFTERS, LoadedSet
-from engine.pool import PoolSettings
+from engine.pool import GPU_SLICE_TOKENS, SLICE_TOKENS, PoolSettings
 from engine.runtime.api import native
 from engine.runtime.model import LoadCancelled
 from models.atomic import replacing, write_json
@@ -47,6 +60,12 @@ DEFAULT_CONFIGS = "auto"
 DEFAULT_MAX_TOKENS = 160
 DEFAULT_ROUNDS = 3
 DEFAULT_SEED = 1
+SIMULATED_CONCURRENCIES = (1, 2, 4, 8, 16)
+SIMULATED_ACCEPTANCE = 0.7
+SIMULATED_REQUESTS = 32
+SIMULATED_PROMPT_TOKENS = 64
+UNKNOWN_READ_SHARE = 0.25
+"""A drafter reads a token in so much of a pass, where it was not measured; as `engine.cost` believes."""
 TIMED_PROMPTS = 2
 """Prompts in whose answers a recording times steps: evenly spread, so that short and long ones are among them."""
 
@@ -126,12 +145,76 @@ def add_parser(
         action="store_true",
         help="with --replay: also the best fixed settings of each category, out of all drafter sets and lengths",
     )
+    _add_simulation(parser.add_argument_group("simulation of the request pool: predicted, nothing is measured"))
     parser.add_argument(
         "--build-fixtures",
         type=Path,
         metavar="DIR",
         help="only build targets of larger cost and degraded drafters out of the starter",
     )
+
+
+def _add_simulation(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--simulate",
+        action="store_true",
+        help="predict the pool's speed at 1,2,4,8,16 requests at once, or those of --concurrent, out of the costs that "
+        "were measured for the set, those of a recording named with --replay, or those given here",
+    )
+    group.add_argument("--accepted", type=_share, metavar="SHARE", help="of draft tokens; default: as recorded, or 0.7")
+    group.add_argument("--requests", type=positive, default=SIMULATED_REQUESTS, metavar="N", help="default: 32")
+    group.add_argument(
+        "--prompt-tokens", type=positive, default=SIMULATED_PROMPT_TOKENS, metavar="N", help="default: 64"
+    )
+    group.add_argument(
+        "--read-ms", type=_amount, metavar="MS", help="a token of a prompt, for the target; default: out of its passes"
+    )
+    group.add_argument(
+        "--target-ms",
+        type=_duration,
+        metavar="MS",
+        help="the target's pass of one token, as on a GPU; instead of its costs",
+    )
+    group.add_argument(
+        "--target-slope-ms", type=_amount, default=0.0, metavar="MS", help="with it: each token more; default: 0"
+    )
+    group.add_argument("--drafter-ms", type=_amount, metavar="MS", help="a drafter's pass for one request")
+    group.add_argument(
+        "--drafter-slope-ms",
+        type=_amount,
+        metavar="MS",
+        help="each request more; default: grows as passes that were measured here do, or else as the target's",
+    )
+    group.add_argument(
+        "--drafters-apart", action="store_true", help="drafters compute on a device of their own, not on the target's"
+    )
+    group.add_argument(
+        "--link-ms", type=_amount, default=0.0, metavar="MS", help="from when a draft is made until the target has it"
+    )
+
+
+def _amount(text: str) -> float:
+    """An option's number from 0."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, found {text}")
+    return number
+
+
+def _duration(text: str) -> float:
+    """An option's number above 0."""
+    number = _amount(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"must be more than 0, found {text}")
+    return number
+
+
+def _share(text: str) -> float:
+    """An option's number from 0 to 1."""
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, found {text}")
+    return number
 
 
 def _concurrencies(text: str) -> tuple[int, ...]:
@@ -160,6 +243,8 @@ def run(args: argparse.Namespace) -> int:
                 require_matplotlib()
             if args.record is not None:
                 return _record(args, progress, cancel)
+            if args.simulate:
+                return _simulate(args, progress, cancel)
             if args.replay is not None:
                 return _replay(args, progress, cancel)
             if args.concurrent is not None:
@@ -257,13 +342,106 @@ def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel
         "rows": [row.document() for row in rows],
         "summary": summary,
     }
-    if args.json is not None:
-        try:
-            write_json(args.json, document)
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot write the results: {error}") from error
+    _write_document(args, document)
     print(render_concurrent(summary), end="")
     return 0 if complete else EXIT_INTERRUPTED
+
+
+def _simulate(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
+    """Predict what the request pool would bring."""
+    policy = Policy.parse(args.policy or PolicyKind.AUTO.value)
+    if policy.kind not in (PolicyKind.AUTO, PolicyKind.FIXED):
+        raise SettingError(f"--simulate knows the policies auto and fixed:N, found {policy}")
+    if args.replay is not None:
+        recording = load(args.replay)
+        scenarios = _recorded_scenarios(args, recording)
+        source = f"recording {args.replay}"
+    elif args.target_ms is not None and args.drafter_ms is not None:
+        scenarios, source = [Scenario("a drafter", _what_if(args, None, ""), _even_answers(args))], "options"
+    else:
+        config = preparation(set_choice(args))(progress.show, cancel)
+        with contextlib.closing(LoadedSet.load(config, progress.show, cancel)) as loaded:
+            cost, names = loaded.learning.cost, [drafter.name for drafter in loaded.panel.models]
+        progress.clear()
+        scenarios = [Scenario(name, _what_if(args, cost, name), _even_answers(args)) for name in names]
+        source = f"measured for {config.target.name}"
+    if not scenarios:
+        raise SettingError("there is no draft model to simulate; name one with --drafters")
+    fixed_length = policy.fixed_length if policy.kind is PolicyKind.FIXED else None
+    documents = []
+    for scenario in scenarios:
+        stop_if_asked(cancel, "simulating")
+        outcomes = scenario.outcomes(args.concurrent or SIMULATED_CONCURRENCIES, fixed_length)
+        print(render_simulated(scenario, outcomes), end="")
+        documents.append(scenario.document(outcomes))
+    _write_document(
+        args,
+        {
+            "simulated": True,
+            "note": NOTE,
+            "costs_from": source,
+            "policy": str(policy),
+            "seed": args.seed,
+            "scenarios": documents,
+        },
+    )
+    return 0
+
+
+def _recorded_scenarios(args: argparse.Namespace, recording: Recording) -> list[Scenario]:
+    """One for each draft model of a recording."""
+    cost = cost_model(recording.costs, ReplayClock())
+    scenarios = []
+    for name in recording.drafters:
+        if name in FREE_DRAFTERS:
+            continue
+        answers = _even_answers(args)
+        if args.accepted is None:
+            answers = recorded_answers(recording.answers, name, args.requests)
+        overhead_ms = recording.costs.overhead_ms + recording.costs.sample_ms
+        scenarios.append(Scenario(name, replace(_what_if(args, cost, name), overhead_ms=overhead_ms), answers))
+    return scenarios
+
+
+def _even_answers(args: argparse.Namespace) -> tuple[ForeseenAnswer, ...]:
+    acceptance = SIMULATED_ACCEPTANCE if args.accepted is None else args.accepted
+    return even_answers(args.requests, args.prompt_tokens, args.max_tokens, acceptance, args.seed)
+
+
+def _what_if(args: argparse.Namespace, measured: CostModel | None, drafter: str) -> Machine:
+    """The machine that was measured, with what the options say instead.
+
+    Args:
+        measured: None where the options say everything.
+        drafter: Its name in what was measured.
+    """
+    if args.target_ms is not None:
+        target, slice_tokens = flat_cost(args.target_ms, args.target_slope_ms), GPU_SLICE_TOKENS
+        read_ms = args.target_slope_ms
+    else:
+        assert measured is not None
+        target, slice_tokens = measured, SLICE_TOKENS
+        read_ms = measured.verify_ms(slice_tokens, 0) / slice_tokens
+    if args.drafter_ms is not None:
+        drafter_ms = args.drafter_ms
+        drafter_read_ms = drafter_ms * UNKNOWN_READ_SHARE
+    else:
+        assert measured is not None
+        drafter_ms, drafter_read_ms = measured.draft_ms((drafter,)), measured.read_ms(drafter)
+    growth = measured or target
+    if args.drafter_slope_ms is not None:
+        growth = flat_cost(drafter_ms, args.drafter_slope_ms)
+    return Machine(
+        target=target,
+        read_ms=read_ms if args.read_ms is None else args.read_ms,
+        drafter=growth,
+        drafter_ms=drafter_ms,
+        drafter_read_ms=drafter_read_ms,
+        link_ms=args.link_ms,
+        is_apart=args.drafters_apart,
+        overhead_ms=target.overhead_ms,
+        slice_tokens=slice_tokens,
+    )
 
 
 def _record(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
@@ -396,6 +574,15 @@ def _announce(plan: Plan, journal: Journal, progress: ProgressLine) -> RowReport
         )
 
     return heard
+
+
+def _write_document(args: argparse.Namespace, document: Mapping[str, Any]) -> None:
+    """Write what has neither answers' rows nor a picture."""
+    if args.json is not None:
+        try:
+            write_json(args.json, document)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot write the results: {error}") from error
 
 
 def _write(args: argparse.Namespace, document: Mapping[str, Any], rows: list[Row], summary: Summary) -> None:
