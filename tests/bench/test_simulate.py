@@ -7,10 +7,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app import bench_command
 from app.bench.recording import Chain, RecordedAnswer, Recording, save
 from app.bench.simulate import (
     NOTE,
@@ -274,6 +276,30 @@ def test_the_command_takes_chains_and_costs_from_a_recording(
     assert scenario["mean_acceptance"] == 1.0
     assert scenario["costs"]["target_ms"]["4"] == pytest.approx(50.0)
     assert scenario["costs"]["drafter_ms"]["2"] == pytest.approx(1.1), "the drafter's passes grow as they did there"
+
+
+def test_the_command_takes_the_costs_that_were_measured_for_a_set(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = flat_cost(30.0, 2.0)
+    cost.set_drafter("small", {1: 3.0})
+    models: list[SimpleNamespace] = [SimpleNamespace(name="small")]
+    loaded = SimpleNamespace(
+        learning=SimpleNamespace(cost=cost), panel=SimpleNamespace(models=models), close=lambda: None
+    )
+    config = SimpleNamespace(target=Path("large.gguf"))
+    monkeypatch.setattr(bench_command, "preparation", lambda _choice: lambda _report, _cancel: config)
+    monkeypatch.setattr(bench_command, "LoadedSet", SimpleNamespace(load=lambda *_args: loaded))
+    _, document = run(capsys, tmp_path / "out.json", "--requests", 2, "--max-tokens", 5)
+    assert document["costs_from"] == "measured for large.gguf"
+    (scenario,) = document["scenarios"]
+    assert scenario["drafter"] == "small"
+    assert scenario["costs"]["target_ms"]["16"] == pytest.approx(60.0)
+    assert scenario["costs"]["read_ms"] == pytest.approx(60 / 16)
+    assert scenario["costs"]["drafter_ms"]["2"] == pytest.approx(3 * 32 / 30)
+    models.clear()
+    assert main(["bench", "--simulate"]) != 0
+    assert "draft model" in capsys.readouterr().err
 
 
 def test_a_policy_that_is_not_simulated_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
