@@ -44,8 +44,14 @@ FORESEEN_STEPS = 25
 HEARD_TOKENS = 300
 """A draft model is let read along until it was heard on so many tokens of the target's: as one that rests it would
 have to be tried in a hundred steps to be judged as well."""
+HEARING_SHARE = 0.02
+"""At most this share of time goes into that."""
+MOST_HEARING_CREDIT_MS = 300.0
+HOPELESS_TOKENS = 48
+HOPELESS_SHARE = 0.5
+"""A drafter that was right no more often than that, on so many tokens, need not be heard on more."""
 HEARING_SLICE_TOKENS = 64
-MOST_HEARING_SLICES = 8
+MOST_HEARING_SLICES = 24
 LONGEST_HEARING_PROMPT_TOKENS = 512
 """A longer prompt is not read for that alone."""
 STALE_STEPS = 100
@@ -234,6 +240,8 @@ class AutoPlanner(Planner):
         self._blended: dict[tuple[Choice, int], tuple[Arm, int]] = {}
         """What `_arm` found, and at which step."""
         self._optimism: dict[int, Optimism] = {}
+        self._hearing_ms = 0.0
+        """What may go into hearing drafters now."""
         self._hearing_slices = dict.fromkeys(names, MOST_HEARING_SLICES)
         """For each drafter, how many more slices it may read only to be heard."""
         self._credit_ms = FIRST_CREDIT_MS
@@ -327,6 +335,7 @@ class AutoPlanner(Planner):
 
     def learn(self, plan: Plan, emitted: int, step_ms: float) -> None:
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * step_ms, MOST_CREDIT_MS)
+        self._hearing_ms = min(self._hearing_ms + HEARING_SHARE * step_ms, MOST_HEARING_CREDIT_MS)
         if plan.is_probe:
             # A trial that brought less than was foreseen is paid for in full.
             lost_ms = step_ms - emitted / plan.pace
@@ -404,17 +413,25 @@ class AutoPlanner(Planner):
 
     def _to_be_heard(self, situation: Situation, late: Sequence[str]) -> tuple[str, ...]:
         """A late drafter of which too little is known, when there is a slice of the answer for it to read."""
-        for name in late:
+        heard_tokens = {name: self._acceptance.heard_tokens(name) for name in late}
+        for name in sorted(late, key=heard_tokens.__getitem__):
             behind_tokens = situation.behind_tokens[name]
+            slice_ms = min(behind_tokens, CATCH_UP_SLICE_TOKENS) * self._cost.read_ms(name)
             if (
                 self._hearing_slices[name]
-                and self._acceptance.heard_tokens(name) < HEARD_TOKENS
+                and slice_ms <= self._hearing_ms
+                and heard_tokens[name] < self._enough_tokens(name)
                 and min(behind_tokens, situation.emitted_tokens) >= HEARING_SLICE_TOKENS
                 and behind_tokens - situation.emitted_tokens <= LONGEST_HEARING_PROMPT_TOKENS
             ):
                 self._hearing_slices[name] -= 1
+                self._hearing_ms -= slice_ms
                 return (name,)
         return ()
+
+    def _enough_tokens(self, name: str) -> int:
+        """On how many tokens a drafter is to be heard."""
+        return HOPELESS_TOKENS if self._acceptance.general((name,)) < HOPELESS_SHARE else HEARD_TOKENS
 
     def _read_for_trial(self, situation: Situation, late: Sequence[str], best: Arm) -> tuple[str, ...]:
         """A late drafter that can be read and tried from what was saved up; otherwise it would never be heard again."""

@@ -16,11 +16,13 @@ from engine.length import LONGEST_DRAFT
 from engine.plan import (
     CATCH_UP_SLICE_TOKENS,
     FIRST_CREDIT_MS,
+    HEARING_SHARE,
     LONGEST_HEARING_PROMPT_TOKENS,
     MOST_HEARING_SLICES,
     PROBE_SHARE,
     READY_BEHIND_TOKENS,
     Plan,
+    Planner,
     Situation,
 )
 from engine.setting import Setting
@@ -170,8 +172,8 @@ class Conversation:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        learning = a_learning(["a"], read_ms=self.read_ms)
-        self.planner = learning.planner(Speculation(look_ahead=LookAhead.OFF))
+        self.learning = a_learning(["a"], read_ms=self.read_ms)
+        self.planner = self.learning.planner(Speculation(look_ahead=LookAhead.OFF))
 
     def answer(self, outcome: Outcome) -> int:
         """Gives the number of steps that the drafter took part in."""
@@ -184,6 +186,7 @@ class Conversation:
                 read = min(behind, CATCH_UP_SLICE_TOKENS)
                 behind -= read
                 self.time_ms += read * self.read_ms
+                self.learning.acceptance.hear({"a": Score(read // 10 if outcome is hostile else read - 2, read)})
             elif plan.drafters:
                 self.time_ms += behind * self.read_ms
                 behind = 0
@@ -273,22 +276,56 @@ def test_a_drafter_heard_to_be_better_is_gone_over_to_without_a_trial() -> None:
 # Catching up
 
 
+TOO_DEAR_TO_TRY_MS = 2.2
+"""At so much a token, 500 tokens are never read for a trial."""
+SLICE_MS = CATCH_UP_SLICE_TOKENS * TOO_DEAR_TO_TRY_MS
+
+
+def let_pass(planner: Planner, elapsed_ms: float) -> None:
+    """A step that drafts nothing and takes so long."""
+    planner.learn(Plan((), 0, False, (), ""), 1, elapsed_ms)
+
+
 def test_a_resting_drafter_reads_along_until_it_was_heard() -> None:
-    learning = a_learning(["a", "b"], read_ms=50.0)
+    learning = a_learning(["a", "b"], read_ms=TOO_DEAR_TO_TRY_MS)
     planner = learning.planner(Speculation(look_ahead=LookAhead.OFF))
     ready = {"a": 1}
-    assert planner.plan(situation(60, behind={**ready, "b": 160})).catch_up == ()
-    assert planner.plan(situation(64, behind={**ready, "b": 164})).catch_up == ("b",)
+    assert planner.plan(situation(64, behind={**ready, "b": 500})).catch_up == (), "nothing was saved up for it"
+    let_pass(planner, SLICE_MS / HEARING_SHARE)
+    assert planner.plan(situation(60, behind={**ready, "b": 500})).catch_up == ()
+    assert planner.plan(situation(64, behind={**ready, "b": 500})).catch_up == ("b",)
+    let_pass(planner, SLICE_MS / HEARING_SHARE)
     too_long = 64 + LONGEST_HEARING_PROMPT_TOKENS + 1
     assert planner.plan(situation(64, behind={**ready, "b": too_long})).catch_up == ()
-    learning.acceptance.hear({"b": Score(300, 600)})
-    assert planner.plan(situation(64, behind={**ready, "b": 164})).catch_up == ()
+    learning.acceptance.hear({"b": Score(400, 600)})
+    assert planner.plan(situation(64, behind={**ready, "b": 500})).catch_up == ()
 
 
 def test_a_drafter_that_is_never_heard_does_not_read_for_ever() -> None:
-    planner = a_learning(["a", "b"], read_ms=50.0).planner(Speculation(look_ahead=LookAhead.OFF))
-    plans = [planner.plan(situation(64, behind={"a": 1, "b": 164})) for _ in range(3 * MOST_HEARING_SLICES)]
-    assert sum(plan.catch_up == ("b",) for plan in plans) == MOST_HEARING_SLICES
+    planner = a_learning(["a", "b"], read_ms=TOO_DEAR_TO_TRY_MS).planner(Speculation(look_ahead=LookAhead.OFF))
+    heard = 0
+    for _ in range(3 * MOST_HEARING_SLICES):
+        let_pass(planner, SLICE_MS / HEARING_SHARE)
+        heard += planner.plan(situation(64, behind={"a": 1, "b": 500})).catch_up == ("b",)
+    assert heard == MOST_HEARING_SLICES
+
+
+def test_hearing_takes_a_small_share_of_time() -> None:
+    learning = a_learning(["a", "b", "c"], read_ms=TOO_DEAR_TO_TRY_MS)
+    planner = learning.planner(Speculation(look_ahead=LookAhead.OFF))
+    slices = 0
+    for _ in range(5000):
+        let_pass(planner, PLAIN_MS)
+        slices += bool(planner.plan(situation(64, behind={"a": 1, "b": 500, "c": 500})).catch_up)
+    assert 1 <= slices <= HEARING_SHARE * 5000 * PLAIN_MS / SLICE_MS
+
+
+def test_a_drafter_that_is_mostly_wrong_is_not_heard_for_long() -> None:
+    learning = a_learning(["a", "b"], read_ms=TOO_DEAR_TO_TRY_MS)
+    planner = learning.planner(Speculation(look_ahead=LookAhead.OFF))
+    learning.acceptance.hear({"b": Score(15, 60)})
+    let_pass(planner, SLICE_MS / HEARING_SHARE)
+    assert planner.plan(situation(64, behind={"a": 1, "b": 500})).catch_up == ()
 
 
 def auto_plan(learning: Learning, where: Situation) -> Plan:
