@@ -10,6 +10,7 @@ The thread that owns the loaded set makes, steps and closes the pool; `submit` a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from engine.active import EXPECTED_ANSWER_TOKENS, ActiveRequest
 from engine.answer import Answer
 from engine.config import MAX_DRAFT_TOKENS, LookAhead, PolicyKind
 from engine.drafting import Panel
-from engine.errors import PoolClosed, PoolFull, PromptError, QuorumError
+from engine.errors import DecodeError, PoolClosed, PoolFull, PromptError, QuorumError
 from engine.invariants import CHECKS_VARIABLE
 from engine.loader import LoadedSet, target_settings
 from engine.memory import cache_in_memory, check_memory
@@ -187,6 +188,8 @@ class Pool:
         self._active: list[ActiveRequest] = []
         """In the order of their admission."""
         self._admitted = 0
+        self._failed_passes = 0
+        """Passes of the target that failed since the last one that did not."""
         self._lock = threading.Lock()
         self._waiting: deque[Ticket] = deque()
         self._is_closed = False
@@ -282,13 +285,23 @@ class Pool:
             self._waiting.clear()
         for ticket in waiting:
             self._give_up(ticket)
-        for active in list(self._active):
+        # Whatever goes wrong with one of them, the others are told and all is freed.
+        with contextlib.ExitStack() as ends:
+            if self._cores:
+                ends.callback(keep_to, self._cores)
+            ends.callback(self._context.close)
+            ends.callback(self._drafting.close)
+            ends.callback(self._tell)
+            for active in reversed(self._active):
+                ends.callback(self._break_off, active)
+
+    def _break_off(self, active: ActiveRequest) -> None:
+        """End a request as if it were cancelled; where that fails, whoever waits for it is told at least."""
+        try:
             self._finish(active, FinishReason.CANCELLED)
-        self._tell()
-        self._drafting.close()
-        self._context.close()
-        if self._cores:
-            keep_to(self._cores)
+        except Exception:
+            active.ticket.put(PoolClosed("the answer could not be ended properly; ask again"))
+            raise
 
     def check(self) -> None:
         """Check what must hold between two rounds.
@@ -339,6 +352,11 @@ class Pool:
             except QuorumError as error:
                 ticket.put(error)
                 self._counts["failed"] += 1
+            except BaseException:
+                # Whoever closes the pool now ends this one too.
+                with self._lock:
+                    self._waiting.appendleft(ticket)
+                raise
 
     def _source(self, request: PoolRequest) -> tuple[Cached | None, int]:
         """The cached sequence that a prompt can go on from, and how many of its tokens stay."""
@@ -365,7 +383,8 @@ class Pool:
     def _fits(self, request: PoolRequest, source: Cached | None, shared: int) -> bool:
         """Whether a request, and all that are answered, will find room as far as can be foreseen."""
         sequences = [active.sequence for active in self._active if active.put_aside is None]
-        is_live = source is not None and source.sequence in sequences
+        # Where windows slide, what is shared is not once it was gathered.
+        is_live = source is not None and source.sequence in sequences and not self._set.model.window_tokens
         limit = request.settings.max_tokens
         answer_tokens = EXPECTED_ANSWER_TOKENS if limit is None else min(limit, EXPECTED_ANSWER_TOKENS)
         needed = len(request.prompt) - shared * is_live + answer_tokens
@@ -415,28 +434,46 @@ class Pool:
             movable = [active for active in self._active if active.reading is None and active.put_aside is None]
             if len(movable) + any(active.reading for active in self._active) < 2:
                 break
-            youngest = movable[-1]
-            youngest.put_aside = context.take_beyond(youngest.sequence, 0)
-            context.free(youngest.sequence)
+            self._put_aside(movable[-1])
         if context.has_gaps:
-            context.gather()
-            self._counts["gathered"] += 1
+            self._gather()
+
+    def _put_aside(self, active: ActiveRequest) -> None:
+        active.put_aside = self._context.take_beyond(active.sequence, 0)
+        self._context.free(active.sequence)
+
+    def _gather(self) -> None:
+        """Bring the cells together. A request whose cells llama.cpp does not take back has failed, and no other."""
+        lost = self._context.gather()
+        self._counts["gathered"] += 1
+        self._shelf.drop_all(lost)
+        for active in [active for active in self._active if active.put_aside is None and active.sequence in lost]:
+            self._fail(active, DecodeError("what was read of the request could not be kept in the cache; ask again"))
 
     def _bring_back(self) -> None:
         """Let answers that were put aside go on, the oldest first, where there is room for them again."""
-        for active in self._active:
+        for active in list(self._active):
             if active.put_aside is None:
                 continue
             others = [one for one in self._active if one.put_aside is None]
             context = self._context
             foreseen = sum(one.expected_tokens for one in (*others, active))
             needed = len(active.tokens) + foreseen + self._margin
-            if others and needed > context.context_tokens - context.cells_of([one.sequence for one in others]):
+            is_in_need = self._failed_passes > 0
+            is_in_need |= needed > context.context_tokens - context.cells_of([one.sequence for one in others])
+            if others and is_in_need:
                 return
             self._make_room(len(active.tokens) + self._pass_cells)
-            active.sequence = context.allocate()
-            context.append(active.sequence, active.put_aside, len(active.tokens) - 1)
-            active.put_aside = None
+            sequence = context.allocate()
+            try:
+                context.append(sequence, active.put_aside, len(active.tokens) - 1)
+            except DecodeError as error:
+                context.free(sequence)
+                if others:
+                    return  # there is room when they have ended
+                self._fail(active, error)
+                continue
+            active.sequence, active.put_aside = sequence, None
 
     # A round.
 
@@ -447,6 +484,8 @@ class Pool:
             return
         started = self._clock()
         self._make_room(active.reading.carried_tokens + self._most_rows)
+        if active not in self._active:
+            return
         try:
             active.reading.carry(active.ticket.cancelled)
         except PassCancelled:
@@ -465,7 +504,7 @@ class Pool:
         slices: list[Run] = []
         if reader is not None and reader.reading is not None and not reader.reading.carried_tokens:
             size = self._slice_tokens if batch else self._context.settings.batch_tokens
-            slices = [reader.reading.slice(min(size, self._context.free_cells - len(batch)))]
+            slices = [reader.reading.slice(max(0, min(size, self._context.free_cells - len(batch))))]
         if not batch:
             if reader is not None and slices:
                 self._read_alone(reader, slices[0])
@@ -480,7 +519,8 @@ class Pool:
         plan, batch, waited_ms = self._drafting.prepare(batch)
         drafted = self._clock()
         entering = sum(len(run.tokens) for run in slices)
-        sent = self._drafting.share(batch, min(self._most_rows, self._context.free_cells - entering))
+        most_rows = max(len(batch), min(self._most_rows, self._context.free_cells - entering))
+        sent = self._drafting.share(batch, most_rows)
         # What the last one rejects lies at the end of the cache, where it leaves no gap.
         order = sorted(range(len(batch)), key=lambda at: len(sent[at]))
         batch, sent = [batch[at] for at in order], [sent[at] for at in order]
@@ -494,9 +534,9 @@ class Pool:
         try:
             verification = verify(self._context, candidates, self._clock, slices)
         except QuorumError as error:
-            for active in batch if reader is None else (*batch, reader):
-                self._fail(active, error)
+            self._relieve(error)
             return
+        self._failed_passes = 0
         rows = sum(1 + len(own) for own in sent)
         verify_ms = verification.verify_ms * rows / (rows + entering)
         self._times["verify_ms"] += verify_ms
@@ -526,11 +566,29 @@ class Pool:
         except PassCancelled:
             return
         except QuorumError as error:
-            self._fail(active, error)
+            self._relieve(error)
             return
         finally:
             self._times["prefill_ms"] += (self._clock() - started) * 1e3
+        self._failed_passes = 0
         self._heed(active)
+
+    def _relieve(self, error: QuorumError) -> None:
+        """A pass failed; all is as before it, so that the next round is another attempt.
+
+        It finds the cells gathered. When that was of no help, the youngest answers wait, one more each time: whoever
+        is alone in the cache then, and still fails, has failed, and the others come back.
+        """
+        self._failed_passes += 1
+        present = [active for active in self._active if active.put_aside is None]
+        if self._can_roll_back and self._failed_passes == 1:
+            self._gather()
+        elif self._can_roll_back and len(present) > 1:
+            self._put_aside([active for active in present if active.reading is None][-1])
+        else:
+            self._failed_passes = 0
+            for active in present:
+                self._fail(active, error)
 
     def _heed(self, active: ActiveRequest) -> None:
         """Tell how far a prompt is read, and begin its answer when it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.prefill import Stretch
@@ -52,6 +52,12 @@ class Shelf:
 
     def drop_oldest(self) -> None:
         self._drop(self._kept[0])
+
+    def drop_all(self, sequences: Collection[int]) -> None:
+        """Keep none of these sequences."""
+        for cached in list(self._kept):
+            if cached.sequence in sequences:
+                self._drop(cached)
 
     def _drop(self, cached: Cached) -> None:
         self._kept.remove(cached)

@@ -37,8 +37,8 @@ class SharedContext(Context):
 
     @property
     def live_cells(self) -> int:
-        """Cells that some sequence has: what stays in use when they are gathered."""
-        return len(set().union(*self._cells.values()))
+        """What stays in use when cells are gathered."""
+        return self.cells_of(self._cells)
 
     @property
     def has_gaps(self) -> bool:
@@ -46,8 +46,9 @@ class SharedContext(Context):
         return self.live_cells < self._used
 
     def cells_of(self, sequences: Iterable[int]) -> int:
-        """Cells that some of these sequences have."""
-        return len(set().union(*(self._cells[sequence] for sequence in sequences)))
+        """Cells that these sequences take when they are gathered; with sliding windows none is shared then."""
+        held = [self._cells[sequence] for sequence in sequences]
+        return sum(map(len, held)) if self.model.window_tokens else len(set().union(*held))
 
     def allocate(self) -> int:
         sequence = super().allocate()
@@ -131,11 +132,11 @@ class SharedContext(Context):
         if not self._lib.llama_state_seq_set_data(self.handle, buffer, len(state), sequence):
             raise DecodeError(f"{tokens} tokens of a request could not be brought back into the cache")
 
-    def gather(self) -> None:
+    def gather(self) -> frozenset[int]:
         """Bring all sequences' cells together, so that none is parked. What is shared stays shared.
 
-        Raises:
-            DecodeError: llama.cpp refused a state; all sequences are empty.
+        Returns:
+            Sequences whose state llama.cpp refused, and those that shared cells with them; they are empty.
         """
         self._check_owner()
         places = self._family()
@@ -145,20 +146,25 @@ class SharedContext(Context):
             states.append(self.take_beyond(sequence, shared) if own else None)
         lengths = self._lengths.copy()
         self.clear()
-        try:
-            for (sequence, parent, shared), state in zip(places, states, strict=True):
-                own = lengths[sequence] - shared
+        lost: set[int] = set()
+        for (sequence, parent, shared), state in zip(places, states, strict=True):
+            own = lengths[sequence] - shared
+            if parent in lost and shared:
+                lost.add(sequence)
+                continue
+            try:
                 if state is not None:
                     self._put(sequence, state, own)
-                if shared:
-                    self._lib.llama_memory_seq_cp(self._memory, parent, sequence, 0, shared)
-                cells = range(self._used, self._used + own)
-                self._cells[sequence] = [*self._cells[parent][:shared], *cells]
-                self._lengths[sequence] = lengths[sequence]
-                self._used += own
-        except DecodeError:
-            self.clear()
-            raise
+            except DecodeError:
+                lost.add(sequence)
+                continue
+            if shared:
+                self._lib.llama_memory_seq_cp(self._memory, parent, sequence, 0, shared)
+            cells = range(self._used, self._used + own)
+            self._cells[sequence] = [*self._cells[parent][:shared], *cells]
+            self._lengths[sequence] = lengths[sequence]
+            self._used += own
+        return frozenset(lost)
 
     def _family(self) -> list[tuple[int, int, int]]:
         """Every sequence after the one it shares most cells with: itself, that one, and how many they share.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +17,13 @@ from engine.config import GenerationSettings, LookAhead, ModelPlacement, Policy,
 from engine.drafters.base import DraftRequest, always
 from engine.drafters.model import ModelDrafter
 from engine.drafters.pooled import Order, PooledDrafter
-from engine.errors import PoolClosed, PoolFull, PromptError, SettingError
+from engine.errors import DecodeError, PoolClosed, PoolFull, PromptError, SettingError
 from engine.invariants import CHECKS_VARIABLE
 from engine.loader import LoadedSet
 from engine.pool import Pool, PoolRequest, PoolSettings, Ticket
 from engine.prefix import shared_prefix
+from engine.runtime.context import Run
+from engine.runtime.state import StateBytes
 from engine.session import Session
 from engine.types import Finished, FinishReason, GenerationEvent, PrefillProgress, StepDone
 from tests.engine.conftest import GREEDY, PLAIN, answer, never
@@ -67,12 +70,13 @@ def run(pool: Pool, *tickets: Ticket) -> list[Finished]:
     """Step until nothing is left to do; the last event of each ticket."""
     while pool.step():
         pass
-    finished = []
-    for ticket in tickets:
-        *_, last = events_of(ticket)
-        assert isinstance(last, Finished)
-        finished.append(last)
-    return finished
+    return [end_of(ticket) for ticket in tickets]
+
+
+def end_of(ticket: Ticket) -> Finished:
+    *_, last = events_of(ticket)
+    assert isinstance(last, Finished)
+    return last
 
 
 def alone(loaded: LoadedSet, request: PoolRequest) -> Finished:
@@ -460,3 +464,158 @@ def test_a_pool_drafts_as_each_drafter_does_alone(tiny: LoadedSet) -> None:
     finally:
         pooled.close()
         drafter.forget()
+
+
+def refuse(pool: Pool, monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[Sequence[Run]], bool]) -> list[int]:
+    """Let the pool's cache refuse some passes; how many sequences each of these had, as it goes on."""
+    refused: list[int] = []
+    decode = pool._context.decode
+
+    def decode_some(runs: Sequence[Run], cancel: threading.Event | None = None) -> None:
+        if is_refused(runs):
+            refused.append(len(runs))
+            raise DecodeError("the cache has no room")
+        decode(runs, cancel)
+
+    monkeypatch.setattr(pool._context, "decode", decode_some)
+    return refused
+
+
+@pytest.mark.parametrize("overlap", [LookAhead.OFF, LookAhead.ON])
+@pytest.mark.parametrize("policy", ["off", "fixed:3"])
+def test_a_pass_that_finds_no_room_costs_nobody_the_answer(
+    tiny: LoadedSet, monkeypatch: pytest.MonkeyPatch, policy: str, overlap: LookAhead
+) -> None:
+    """Every fifth pass is refused, whoever is in it, and those of three and more always."""
+    chance = random.Random(10)
+    settings = GenerationSettings(ENDLESS, drafted(policy), 25)
+    requests = [PoolRequest(random_tokens(chance, 30 + number), settings) for number in range(4)]
+    pool = Pool(tiny, PoolSettings(most_active=4, overlap=overlap))
+    passes = itertools.count(1)
+    refused = refuse(pool, monkeypatch, lambda runs: next(passes) % 5 == 0 or len(runs) > 2)
+    try:
+        found = run(pool, *[pool.submit(request) for request in requests])
+        assert pool.statistics.failed == 0
+        assert pool.statistics.gathered > 0
+    finally:
+        pool.close()
+    assert max(refused) > 2
+    assert min(refused) <= 2
+    for request, one in zip(requests, found, strict=True):
+        assert is_same(one, alone(tiny, request))
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_a_request_that_no_pass_can_carry_fails_alone(
+    tiny: LoadedSet, monkeypatch: pytest.MonkeyPatch, culprit: int
+) -> None:
+    chance = random.Random(11)
+    settings = GenerationSettings(ENDLESS, PLAIN, 20)
+    requests = [PoolRequest(random_tokens(chance, 30), settings) for _ in range(3)]
+    pool = Pool(tiny, PoolSettings(most_active=3))
+
+    def has_culprit(runs: Sequence[Run]) -> bool:
+        own = [one.sequence for one in pool._active if one.ticket is tickets[culprit] and len(one.tokens) > 35]
+        return any(run.sequence in own for run in runs)
+
+    refused = refuse(pool, monkeypatch, has_culprit)
+    try:
+        tickets = [pool.submit(request) for request in requests]
+        while pool.step():
+            pass
+        assert (pool.statistics.failed, pool.statistics.done) == (1, 2)
+    finally:
+        pool.close()
+    assert refused[-1] == 1
+    for number, (request, ticket) in enumerate(zip(requests, tickets, strict=True)):
+        if number == culprit:
+            with pytest.raises(DecodeError, match="no room"):
+                events_of(ticket)
+        else:
+            assert is_same(end_of(ticket), alone(tiny, request))
+
+
+def test_a_request_that_does_not_come_back_from_gathering_fails_alone(
+    tiny: LoadedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(12)
+    settings = GenerationSettings(ENDLESS, PLAIN, 30)
+    requests = [PoolRequest(random_tokens(chance, 30), settings) for _ in range(3)]
+    pool = Pool(tiny, PoolSettings(most_active=3))
+    put = pool._context._put
+    try:
+        tickets = [pool.submit(request) for request in requests]
+        while pool.statistics.tokens < 20:
+            pool.step()
+        lost = next(one for one in pool._active if one.ticket is tickets[1]).sequence
+
+        def put_others(sequence: int, state: StateBytes, tokens: int) -> None:
+            if sequence == lost:
+                raise DecodeError("refused")
+            put(sequence, state, tokens)
+
+        monkeypatch.setattr(pool._context, "_put", put_others)
+        pool._gather()
+        monkeypatch.setattr(pool._context, "_put", put)
+        while pool.step():
+            pass
+        assert (pool.statistics.failed, pool.statistics.done) == (1, 2)
+    finally:
+        pool.close()
+    with pytest.raises(DecodeError, match="ask again"):
+        events_of(tickets[1])
+    for number in (0, 2):
+        assert is_same(end_of(tickets[number]), alone(tiny, requests[number]))
+
+
+def test_a_prompt_that_is_read_alone_takes_no_more_than_is_free(tiny: LoadedSet) -> None:
+    """What ended requests left fills the cache to every degree when the next one comes."""
+    chance = random.Random(13)
+    settings = GenerationSettings(ENDLESS, PLAIN, 3)
+    pool = Pool(tiny, PoolSettings(most_active=2, context_tokens=512))
+    try:
+        for _ in range(60):
+            [one] = run(pool, pool.submit(PoolRequest(random_tokens(chance, chance.randrange(20, 120)), settings)))
+            assert one.reason is FinishReason.LENGTH
+        assert pool.statistics.gathered > 3
+    finally:
+        pool.close()
+
+
+def test_whatever_fails_when_a_pool_is_closed_everybody_is_told(
+    tiny: LoadedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = GenerationSettings(ENDLESS, PLAIN, 20)
+    pool = Pool(tiny, PoolSettings(most_active=3))
+    tickets = [pool.submit(PoolRequest((5, 6, 7 + number), settings)) for number in range(4)]
+    while pool.statistics.active < 3:
+        pool.step()
+
+    def fail(_reason: FinishReason) -> Finished:
+        raise AssertionError("scripted")
+
+    for active in pool._active[:2]:
+        monkeypatch.setattr(active.answer, "finish", fail)
+    with pytest.raises(AssertionError, match="scripted"):
+        pool.close()
+    for ticket in tickets[:2]:
+        with pytest.raises(PoolClosed, match="ask again"):
+            events_of(ticket)
+    assert [end_of(ticket).reason for ticket in tickets[2:]] == [FinishReason.CANCELLED] * 2
+    assert len(tiny.model.dependants) == 1
+
+
+def test_a_request_that_ends_the_pool_by_its_beginning_is_told(
+    tiny: LoadedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(tiny)
+    ticket = pool.submit(PoolRequest((5, 6, 7)))
+
+    def fail() -> int:
+        raise AssertionError("scripted")
+
+    monkeypatch.setattr(pool._context, "allocate", fail)
+    with pytest.raises(AssertionError, match="scripted"):
+        pool.step()
+    pool.close()
+    assert end_of(ticket).reason is FinishReason.CANCELLED
