@@ -1,9 +1,10 @@
 """What the next step does: which model drafters run, how far, whether they run ahead, and who catches up.
 
 `FullPlanner` uses every drafter always; it serves the comparison policies. `AutoPlanner` weighs drafter sets, and trees
-against chains, by what steps with them really brought and took, apart for each kind of situation (how promising the
-free draft is), takes the one with the most tokens per second, and spends at most a fixed share of its time on trying
-the others. Plain decoding is always among the choices.
+against chains, by what steps with them really brought and took and, where there were few, by what costs and the
+drafters' guesses let foresee, apart for each kind of situation (how promising the free draft is). It takes the one with
+the most tokens per second, and spends at most a fixed share of its time on trying the others, and another on letting
+drafters that rest read along, so that their guesses are known. Plain decoding is always among the choices.
 """
 
 from __future__ import annotations
