@@ -195,6 +195,22 @@ def test_a_drafter_reads_only_what_is_repaid() -> None:
     assert dear.verified == 0
 
 
+def test_a_drafter_reads_a_prompt_once() -> None:
+    requests = answers(1, prompt_tokens=20, tokens=7)
+    free = simulate(MACHINE, requests, 1, Drafting.SERIAL, 1)
+    reading = simulate(replace(MACHINE, drafter_read_ms=0.5), requests, 1, Drafting.SERIAL, 1)
+    assert free.verified == 3
+    assert reading.elapsed_ms == pytest.approx(free.elapsed_ms + 20 * 0.5)
+    assert reading.drafter_busy_ms == pytest.approx(free.drafter_busy_ms + 20 * 0.5)
+
+
+def test_a_drafter_too_slow_to_wait_for_drafts_beside_the_target() -> None:
+    requests = even_answers(2, 0, 40, 0.7, seed=1)
+    machine = replace(APART, drafter_ms=8.0)
+    assert simulate(machine, requests, 2, Drafting.SERIAL).verified == 0
+    assert simulate(machine, requests, 2, Drafting.OVERLAPPED).verified > 0
+
+
 def test_no_pass_is_larger_than_the_pools() -> None:
     requests = answers(40, tokens=30, accepted=3)
     outcome = simulate(MACHINE, requests, 40, Drafting.SERIAL, 3)
