@@ -28,6 +28,7 @@ from tests.app.browser import (
     serving,
     set_control,
     settle,
+    wait_until,
 )
 
 LONG = "Write a very long story about a lighthouse keeper and the sea, in many chapters."
@@ -420,8 +421,11 @@ def test_where_a_model_runs_is_kept_over_a_reload_and_a_restart(
         page.set_default_timeout(PATIENCE_MS)
         page.goto(server.url)
         expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
-        threads_of(page).press_sequentially("3")
+        box = threads_of(page)
         settle(page)
+        box.press_sequentially("3")
+        kept = tmp_path / "data" / "placements.json"
+        wait_until(lambda: kept.exists() and '"3"' in kept.read_text(), "what was typed being kept")
         page.reload()
         expect(threads_of(page)).to_have_value("3")
         expect(page.locator("#memory")).to_contain_text("on the CPU with 3 threads")
