@@ -36,7 +36,8 @@ ARM_PRIOR_STEPS = 100.0
 SEEN_STEPS = 30.0
 """The rate of so many steps is what time is worth, whatever was foreseen."""
 FREE_PRIOR_STEPS = 4.0
-"""The same where no draft model takes part, of which little can be foreseen and much is soon seen."""
+"""The same where no draft model takes part, or a tree is sent: of these little can be foreseen, and much is soon
+seen."""
 OPTIMISM_PRIOR_MS = 500.0
 BLENDED_STEPS = 8
 """A choice that was not used is weighed anew this often."""
@@ -58,7 +59,7 @@ LONGEST_HEARING_PROMPT_TOKENS = 512
 STALE_STEPS = 100
 STALE_ARM_STEPS = 2.0
 """What a choice brought longer ago than this counts as so few steps: the task may have changed since."""
-TREE_MARGIN = 1.1
+TREE_MARGIN = 1.03
 """A tree is believed to take so much longer than the chain it grew from, until it was seen to bring more."""
 SWITCH_MARGIN = 1.03
 """A challenger must be faster by this factor: rates of some dozens of steps are no surer, and a rested drafter
@@ -367,7 +368,7 @@ class AutoPlanner(Planner):
             tokens, elapsed_ms = self._foresee(choice, bucket, context_tokens)
             foreseen = self._foreseen[choice, bucket] = _Foreseen(tokens, elapsed_ms, self._steps)
         own = self._arms.get((choice, bucket), _UNTRIED)
-        prior_steps = ARM_PRIOR_STEPS if choice.drafters else FREE_PRIOR_STEPS
+        prior_steps = ARM_PRIOR_STEPS if choice.drafters and not choice.branches else FREE_PRIOR_STEPS
         weight = prior_steps**2 / (prior_steps + own.steps)
         optimism = self._optimism[bucket].factor if choice.drafters and bucket in self._optimism else 1.0
         arm = Arm(

@@ -189,7 +189,7 @@ def test_a_first_start_without_network_says_what_to_do(walled_page: Page, wall: 
         expect(page.locator("#notice .q-alert")).to_contain_text("no model is loaded")
         expect(page.locator("#message textarea")).to_have_value("Name a colour.")
         open_tab(page, "Compare")
-        expect(page.locator("#compare-unfit .q-alert")).to_contain_text("Load a model first")
+        expect(page.locator("#compare-unfit")).to_contain_text("load a model first")
         open_tab(page, "Inside")
         expect(page.locator("#inside .q-empty")).to_contain_text("Load a model")
         open_tab(page, "Models")

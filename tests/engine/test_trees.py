@@ -273,6 +273,17 @@ def test_after_branches_were_adopted_every_row_equals_the_chains(second_choices:
     context.free(tree)
 
 
+QUESTIONS = (
+    "Write a short story about a lighthouse.",
+    "Name three rivers and say where they end.",
+    "Explain how a bicycle stays upright.",
+    "Describe a walk through a market.",
+    "What do bees do in winter?",
+    "Write a letter to a neighbour about a tree.",
+)
+"""So many that the planner comes to send trees: it begins with chains."""
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=5)], ids=["greedy", "seeded"])
 def test_trees_change_no_token_of_real_answers(second_choices: LoadedSet, sampling: Sampling) -> None:
     cost = second_choices.learning.cost
@@ -284,7 +295,7 @@ def test_trees_change_no_token_of_real_answers(second_choices: LoadedSet, sampli
         for _ in range(100):
             cost.observe_read(drafter, 1, 0.01)
     compared = rescued = wide = 0
-    for question in ("Write a short story about a lighthouse.", "Name three rivers and say where they end."):
+    for question in QUESTIONS:
         rendered = second_choices.template.render([Message("user", question)])
         prompt = tokens_of(second_choices, rendered)
         plain = ask(second_choices, prompt, PLAIN, sampling)[0]
