@@ -258,11 +258,13 @@ class Pool:
         """One round; False when there was nothing to do."""
         started = self._clock()
         before = self._accounted_ms()
+        ended = self._counts["failed"] + self._counts["cancelled"]
         self._end_cancelled()
         self._admit()
         if not self._active:
             self._tell()
-            return False
+            # Whoever asked for what could not be begun waits to hear of it.
+            return self._counts["failed"] + self._counts["cancelled"] > ended
         self._carry()
         is_answering = any(active.reading is None for active in self._active)
         self._make_room(self._pass_cells if is_answering else self._context.settings.batch_tokens)
