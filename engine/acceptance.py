@@ -50,13 +50,17 @@ class Share:
         return self.hits / self.tries
 
     def learn(self, *, hit: bool, memory: float) -> None:
-        self.hits = self.hits * memory + hit
-        self.tries = self.tries * memory + 1
+        self.learn_many(int(hit), 1, memory)
 
     def learn_many(self, hits: int, tries: int, memory: float) -> None:
         """Take in several at once."""
         self.hits = self.hits * memory**tries + hits
         self.tries = self.tries * memory**tries + tries
+
+
+def _unheard() -> Share:
+    """What is believed of draft models before anything is known."""
+    return Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT)
 
 
 def _hits(draft: VotedDraft, chosen: Sequence[int]) -> Iterator[bool]:
@@ -150,10 +154,7 @@ class AcceptanceModel:
         """Take in how the guesses of draft models fared."""
         for name, score in scores.items():
             if score.scored and name not in self._free:
-                self._heard_share(name).learn_many(score.hits, score.scored, HEARD_MEMORY)
-
-    def _heard_share(self, name: str) -> Share:
-        return self._heard.setdefault(name, Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT))
+                self._heard.setdefault(name, _unheard()).learn_many(score.hits, score.scored, HEARD_MEMORY)
 
     def heard(self) -> dict[str, list[float]]:
         """What was heard of draft models, as plain data for `remember`."""
@@ -185,10 +186,22 @@ class AcceptanceModel:
                 len(draft.proposers[position]),
             ).learn(hit=hit, memory=CELL_MEMORY)
 
+    def learn_all(self, names: Sequence[str], drafts: Sequence[VotedDraft], chosen: Sequence[int]) -> None:
+        """Take in one verdict.
+
+        Args:
+            names: The model drafters that took part.
+            drafts: The one that was gone on with, then those it parted from.
+            chosen: The target's tokens from where they begin.
+        """
+        for draft in drafts:
+            self.learn(draft, chosen)
+        self.learn_mean(names, drafts[0], chosen)
+
     def learn_mean(self, names: Sequence[str], draft: VotedDraft, chosen: Sequence[int]) -> None:
         """The same for the mean of the model drafters that took part, where a draft of theirs was gone on with."""
         if draft.winner in names:
-            mean = self._means.setdefault(tuple(names), Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT))
+            mean = self._means.setdefault(tuple(names), _unheard())
             for hit in _hits(draft, chosen):
                 mean.learn(hit=hit, memory=MEAN_MEMORY)
 

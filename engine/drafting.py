@@ -46,6 +46,13 @@ class Ballot:
     drawn: Drawn | None = None
     """The drafts, where their tokens were drawn and are to be judged as such."""
 
+    @classmethod
+    def cast(cls, drafts: Sequence[Draft], weights: Mapping[str, float], draft_ms: float) -> Ballot:
+        """Vote on whole drafts; the time it takes is left to be told."""
+        voted = vote(drafts, weights)
+        proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
+        return cls(voted, proposals, draft_ms, 0.0, drafts, losers(voted, drafts, weights))
+
     def led_by(self, preferred: VotedDraft) -> Ballot:
         """The ballot with one of its losers, or the voted draft itself, in the voted one's place."""
         if preferred is self.voted:
@@ -259,11 +266,8 @@ class DraftApart(Drafting):
         drafted = self._cost.clock()
         draft_ms = (drafted - started) * 1e3
         self._cost.observe_draft(names, _most_passes(drafters), draft_ms, _most_extra_tokens(drafters))
-        drafts = [*drafts, *hint]
-        voted = vote(drafts, weights)
-        proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
-        lost = losers(voted, drafts, weights)
-        return Ballot(voted, proposals, draft_ms, (self._cost.clock() - drafted) * 1e3, drafts, lost)
+        ballot = Ballot.cast([*drafts, *hint], weights, draft_ms)
+        return replace(ballot, vote_ms=(self._cost.clock() - drafted) * 1e3)
 
 
 class DraftByDrawing:

@@ -62,7 +62,7 @@ class LookAheadOutcome:
 
 def emission(sent: TokenTree, verdict: Verdict, end_tokens: Container[int]) -> tuple[tuple[EmittedToken, ...], bool]:
     """What a verdict adds to the answer, up to an end token; and whether there was one."""
-    chosen = [*verdict.path(sent.trunk.tokens), verdict.final]
+    chosen = verdict.chosen(sent.trunk.tokens)
     end = next((index for index, token in enumerate(chosen) if token in end_tokens), None)
     return tuple(_origin(index, token, sent, verdict) for index, token in enumerate(chosen[:end])), end is not None
 
@@ -292,10 +292,8 @@ class Pipeline:
             cost.observe_overhead(max(0.0, step_ms - verification.verify_ms - ballot.draft_ms))
         acceptance = self._learning.acceptance
         trunk_tokens, on_trunk = len(sent.trunk), verdict.on_trunk
-        chosen = (*verdict.path(sent.trunk.tokens), verdict.final)
-        for draft in (ballot.voted, *ballot.losers):
-            acceptance.learn(draft, chosen)
-        acceptance.learn_mean(plan.drafters, ballot.voted, chosen)
+        chosen = verdict.chosen(sent.trunk.tokens)
+        acceptance.learn_all(plan.drafters, (ballot.voted, *ballot.losers), chosen)
         if on_trunk < trunk_tokens:
             acceptance.learn_rescue(branches, on_trunk, chosen[on_trunk])
         scores = self._panel.take_scores()

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from engine.acceptance import AcceptanceModel
 from engine.config import LookAhead
@@ -99,10 +99,16 @@ class Plan:
     branches: bool = False
     """Whether side branches may be sent."""
     bucket: int = 0
-    is_probe: bool = False
+    charged_ms: float | None = None
+    """What a trial is expected to lose; None for what is no trial."""
     pace: float = 0.0
     """What a millisecond is worth in this step, in tokens: the best rate known for its situation. A token gained in a
     situation spares time in the same, so it is not weighed by the rate of others."""
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it tries what is not believed best."""
+        return self.charged_ms is not None
 
 
 class Planner(ABC):
@@ -140,6 +146,33 @@ def _by_readiness(situation: Situation) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 @dataclass(slots=True)
+class Budget:
+    """Time saved up for what may bring nothing: a share of what steps take."""
+
+    share: float
+    most_ms: float
+    credit_ms: float = 0.0
+
+    def earn(self, elapsed_ms: float) -> None:
+        self.credit_ms = min(self.credit_ms + self.share * elapsed_ms, self.most_ms)
+
+    def allows(self, loss_ms: float) -> bool:
+        return loss_ms <= self.credit_ms
+
+    def charge(self, loss_ms: float) -> None:
+        self.credit_ms -= loss_ms
+
+    def settle(self, charged_ms: float, lost_ms: float) -> None:
+        """Pay in full for what lost more than was foreseen and charged."""
+        self.credit_ms -= max(0.0, lost_ms - charged_ms)
+
+
+def trial_budget() -> Budget:
+    """For trying what is not believed best."""
+    return Budget(PROBE_SHARE, MOST_CREDIT_MS, FIRST_CREDIT_MS)
+
+
+@dataclass(slots=True)
 class Arm:
     """What steps with one choice brought and took, with forgetting."""
 
@@ -164,6 +197,22 @@ class Arm:
     def loss_ms(self, best: Arm) -> float:
         """What one step with this choice is expected to cost more than its tokens would with the best."""
         return max((self.time_ms - self.tokens / best.tokens_per_ms) / self.steps, LEAST_LOSS_MS)
+
+
+Option = TypeVar("Option")
+
+
+def best_or_usual(arms: Mapping[Option, Arm], known: Iterable[Option], usual: Option) -> Option:
+    """The fastest of those that are known; the usual one where that is hardly slower."""
+    best = max(known, key=lambda option: arms[option].tokens_per_ms)
+    if usual in arms and arms[best].tokens_per_ms < SWITCH_MARGIN * arms[usual].tokens_per_ms:
+        return usual
+    return best
+
+
+def next_on_trial(arms: Mapping[Option, Arm], others: Iterable[Option]) -> Option:
+    """The one whose turn it is: the longest untried, of these the fastest as far as is foreseen."""
+    return min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +291,10 @@ class AutoPlanner(Planner):
         self._blended: dict[tuple[Choice, int], tuple[Arm, int]] = {}
         """What `_arm` found, and at which step."""
         self._optimism: dict[int, Optimism] = {}
-        self._hearing_ms = 0.0
-        """What may go into hearing drafters now."""
+        self._hearing = Budget(HEARING_SHARE, MOST_HEARING_CREDIT_MS)
         self._hearing_slices = dict.fromkeys(names, MOST_HEARING_SLICES)
         """For each drafter, how many more slices it may read only to be heard."""
-        self._credit_ms = FIRST_CREDIT_MS
-        self._charged_ms = 0.0
-        """What the last trial was expected to lose."""
+        self._trials = trial_budget()
         self._steps = 0
         self._latest = self._most_promising()
         """What a situation begins with whose kind was not met before; at first the drafter foreseen to be best."""
@@ -272,19 +318,20 @@ class AutoPlanner(Planner):
                 or self._to_be_heard(situation, late)
                 or self._read_for_trial(situation, late, arms[best])
             )
-        if self._is_plain_due(situation.context_tokens, pace):
-            return Plan((), 0, False, catch_up, "on trial: plain decoding", bucket=bucket, is_probe=True, pace=pace)
-        probe = self._probe(arms, best, situation)
-        choice = probe or best
+        charged_ms = self._plain_trial_ms(situation.context_tokens, pace)
+        if charged_ms is not None:
+            reason = "on trial: plain decoding"
+            return Plan((), 0, False, catch_up, reason, bucket=bucket, charged_ms=charged_ms, pace=pace)
+        choice, charged_ms = self._probe(arms, best, situation) or (best, None)
         return Plan(
             drafters=choice.drafters if length else (),
             length=length,
             look_ahead=choice.look_ahead and length > 0,
             catch_up=catch_up,
-            reason=self._reason(choice.drafters, is_probe=probe is not None),
+            reason=self._reason(choice.drafters, is_probe=charged_ms is not None),
             branches=choice.branches,
             bucket=bucket,
-            is_probe=probe is not None,
+            charged_ms=charged_ms,
             pace=pace,
         )
 
@@ -296,9 +343,7 @@ class AutoPlanner(Planner):
             for choice, arm in arms.items()
             if arm.last_tried or choice in (usual, NO_MODEL) or self._is_heard(choice)
         ]
-        best = max(known, key=lambda choice: arms[choice].tokens_per_ms)
-        if usual in arms and arms[best].tokens_per_ms < SWITCH_MARGIN * arms[usual].tokens_per_ms:
-            best = usual
+        best = best_or_usual(arms, known, usual)
         self._chosen[bucket] = best
         if best.drafters:
             self._latest = best
@@ -323,25 +368,24 @@ class AutoPlanner(Planner):
     def _plain_pace(self, context_tokens: int) -> float:
         return 1 / (self._cost.verify_ms(1, context_tokens) + self._cost.overhead_ms)
 
-    def _is_plain_due(self, context_tokens: int, pace: float) -> bool:
-        """Whether plain decoding, which all choices are weighed against, has not been timed for long and can be now."""
+    def _plain_trial_ms(self, context_tokens: int, pace: float) -> float | None:
+        """What is charged for timing plain decoding, which all choices are weighed against, where that was not done for
+        long and can be now."""
         passes = self._cost.passes_seen(1)
         if passes != self._plain_passes:
             self._plain_passes, self._plain_step = passes, self._steps
         loss_ms = max(1 / self._plain_pace(context_tokens) - 1 / pace, LEAST_LOSS_MS)
-        if self._steps - self._plain_step < STALE_STEPS or loss_ms > self._credit_ms:
-            return False
-        self._charge(loss_ms)
+        if self._steps - self._plain_step < STALE_STEPS or not self._trials.allows(loss_ms):
+            return None
+        self._trials.charge(loss_ms)
         self._plain_step = self._steps
-        return True
+        return loss_ms
 
     def learn(self, plan: Plan, emitted: int, step_ms: float) -> None:
-        self._credit_ms = min(self._credit_ms + PROBE_SHARE * step_ms, MOST_CREDIT_MS)
-        self._hearing_ms = min(self._hearing_ms + HEARING_SHARE * step_ms, MOST_HEARING_CREDIT_MS)
-        if plan.is_probe:
-            # A trial that brought less than was foreseen is paid for in full.
-            lost_ms = step_ms - emitted / plan.pace
-            self._credit_ms -= max(0.0, lost_ms - self._charged_ms)
+        self._trials.earn(step_ms)
+        self._hearing.earn(step_ms)
+        if plan.charged_ms is not None:
+            self._trials.settle(plan.charged_ms, step_ms - emitted / plan.pace)
         if plan.length:
             choice = Choice(plan.drafters, plan.look_ahead, plan.branches)
             foreseen = self._foreseen.get((choice, plan.bucket))
@@ -421,13 +465,13 @@ class AutoPlanner(Planner):
             slice_ms = min(behind_tokens, CATCH_UP_SLICE_TOKENS) * self._cost.read_ms(name)
             if (
                 self._hearing_slices[name]
-                and slice_ms <= self._hearing_ms
+                and self._hearing.allows(slice_ms)
                 and heard_tokens[name] < self._enough_tokens(name)
                 and min(behind_tokens, situation.emitted_tokens) >= HEARING_SLICE_TOKENS
                 and behind_tokens - situation.emitted_tokens <= LONGEST_HEARING_PROMPT_TOKENS
             ):
                 self._hearing_slices[name] -= 1
-                self._hearing_ms -= slice_ms
+                self._hearing.charge(slice_ms)
                 return (name,)
         return ()
 
@@ -440,29 +484,25 @@ class AutoPlanner(Planner):
         arms = {name: self._arm(Choice((name,)), 0, situation.context_tokens) for name in late}
         for name in sorted(late, key=lambda name: arms[name].last_tried):
             reading_ms = self._reading_ms(name, situation)
-            if reading_ms + arms[name].loss_ms(best) <= self._credit_ms:
-                self._credit_ms -= reading_ms * min(1.0, CATCH_UP_SLICE_TOKENS / situation.behind_tokens[name])
+            if self._trials.allows(reading_ms + arms[name].loss_ms(best)):
+                self._trials.charge(reading_ms * min(1.0, CATCH_UP_SLICE_TOKENS / situation.behind_tokens[name]))
                 return (name,)
         return ()
 
     def _reading_ms(self, name: str, situation: Situation) -> float:
         return situation.behind_tokens[name] * self._cost.read_ms(name)
 
-    def _probe(self, arms: Mapping[Choice, Arm], best: Choice, situation: Situation) -> Choice | None:
-        """Another choice whose turn it is to be tried, when the saved-up time allows."""
+    def _probe(self, arms: Mapping[Choice, Arm], best: Choice, situation: Situation) -> tuple[Choice, float] | None:
+        """Another choice whose turn it is to be tried, and what is charged for it, when the saved-up time allows."""
         others = [choice for choice in arms if choice != best and choice.drafters]
         if not others or situation.room_tokens == 0:
             return None
-        choice = min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
+        choice = next_on_trial(arms, others)
         loss_ms = arms[choice].loss_ms(arms[best]) + sum(self._reading_ms(name, situation) for name in choice.drafters)
-        if loss_ms > self._credit_ms:
+        if not self._trials.allows(loss_ms):
             return None
-        self._charge(loss_ms)
-        return choice
-
-    def _charge(self, loss_ms: float) -> None:
-        self._credit_ms -= loss_ms
-        self._charged_ms = loss_ms
+        self._trials.charge(loss_ms)
+        return choice, loss_ms
 
     def _reason(self, names: Sequence[str], *, is_probe: bool) -> str:
         if is_probe:

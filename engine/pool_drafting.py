@@ -22,7 +22,7 @@ from engine.plan import READY_BEHIND_TOKENS
 from engine.pool_plan import Drafters, PoolPlan, PoolPlanner, Way
 from engine.runtime.devices import has_gpu
 from engine.types import Draft, Verdict, VotedDraft
-from engine.vote import losers, vote
+from engine.vote import vote
 
 READING_SLICE_TOKENS = 64
 """A draft model that is far behind on a request reads this much of it in a round, so that answers go on."""
@@ -241,12 +241,9 @@ class PoolDrafting:
         for asked in work.asked:
             drafts = [*made[asked.active.number], *asked.hint]
             weights = self._learning.weights(asked.active.speculation.weights).current
-            voted = vote(drafts, weights)
-            proposals = {draft.source: len(draft) for draft in drafts if draft.tokens}
-            lost = losers(voted, drafts, weights)
-            ballot = Ballot(voted, proposals, (done - waiting) * 1e3, 0.0, drafts, lost)
+            ballot = Ballot.cast(drafts, weights, (done - waiting) * 1e3)
             pace = work.plan.pace / max(1, len(work.asked))
-            preferred = self._rule(asked.active).prefer(voted, lost, len(asked.active.tokens), pace)
+            preferred = self._rule(asked.active).prefer(ballot.voted, ballot.losers, len(asked.active.tokens), pace)
             asked.active.ballot = ballot.led_by(preferred)
             asked.active.asked = asked.names
         return (done - waiting) * 1e3
@@ -295,10 +292,8 @@ class PoolDrafting:
             for name, drafter in self._drafters.items():
                 scores[name] = drafter.take_score(active.number)
         verified, accepted = len(sent), verdict.accepted
-        chosen = (*verdict.path(sent.tokens), verdict.final)
-        for draft in (ballot.voted, *ballot.losers):
-            self._learning.acceptance.learn(draft, chosen)
-        self._learning.acceptance.learn_mean(active.asked, ballot.voted, chosen)
+        drafts = (ballot.voted, *ballot.losers)
+        self._learning.acceptance.learn_all(active.asked, drafts, verdict.chosen(sent.tokens))
         self._learning.weights(active.speculation.weights).learn(ballot.voted, verified, accepted, scores)
         self._rule(active).learn(verified, accepted, round_ms)
         active.pace.learn(len(emitted), round_ms)

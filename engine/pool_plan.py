@@ -16,12 +16,11 @@ from engine.cost import CostModel, Mean
 from engine.length import LONGEST_DRAFT
 from engine.plan import (
     EXPECTED_ANSWER_TOKENS,
-    FIRST_CREDIT_MS,
     LEAST_LOSS_MS,
-    MOST_CREDIT_MS,
-    PROBE_SHARE,
-    SWITCH_MARGIN,
     Arm,
+    best_or_usual,
+    next_on_trial,
+    trial_budget,
 )
 
 Drafters = tuple[str, ...]
@@ -97,7 +96,7 @@ class PoolPlanner:
         """Time of a drafting pass, by drafters and size class."""
         self._overhead = Mean(0.3)
         """Time of a round, for each request, that is neither drafting nor the target's pass."""
-        self._credit_ms = FIRST_CREDIT_MS
+        self._trials = trial_budget()
         self._rounds = 0
 
     def plan(self, requests: int, context_tokens: int, is_ready: Callable[[Drafters], bool]) -> PoolPlan:
@@ -115,15 +114,13 @@ class PoolPlanner:
         arms = {way: self._arm(way, requests, context_tokens) for way in ways}
         usual = self._chosen.get(size, NO_MODEL)
         known = [way for way, arm in arms.items() if arm.last_tried or way == NO_MODEL]
-        best = max(known, key=lambda way: arms[way].tokens_per_ms)
-        if usual in arms and arms[best].tokens_per_ms < SWITCH_MARGIN * arms[usual].tokens_per_ms:
-            best = usual
+        best = best_or_usual(arms, known, usual)
         self._chosen[size] = best
         pace = arms[best].tokens_per_ms
         trial = self._trial(arms, best)
         if trial is not None:
             charged_ms = arms[trial].loss_ms(arms[best])
-            self._credit_ms -= charged_ms
+            self._trials.charge(charged_ms)
             return PoolPlan(trial, f"on trial: {trial}", size, pace, charged_ms)
         return PoolPlan(best, _reason(best, len(self._ways)), size, pace)
 
@@ -132,8 +129,8 @@ class PoolPlanner:
         others = [way for way in arms if way != best]
         if not others:
             return None
-        way = min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
-        return way if arms[way].loss_ms(arms[best]) <= self._credit_ms else None
+        way = next_on_trial(arms, others)
+        return way if self._trials.allows(arms[way].loss_ms(arms[best])) else None
 
     def worth_reading(
         self, requests: int, context_tokens: int, remaining_tokens: int | None, reads: Mapping[str, float]
@@ -156,18 +153,17 @@ class PoolPlanner:
             saved_ms = remaining_tokens * (1 / plain - 1 / arm.tokens_per_ms)
             if saved_ms > reading_ms:
                 worth.append((saved_ms - reading_ms, name))
-            elif reading_ms + max(LEAST_LOSS_MS, -saved_ms / max(1, remaining_tokens)) <= self._credit_ms:
+            elif self._trials.allows(reading_ms + max(LEAST_LOSS_MS, -saved_ms / max(1, remaining_tokens))):
                 # Otherwise one that was dear once would never be heard again.
-                self._credit_ms -= reading_ms
+                self._trials.charge(reading_ms)
                 worth.append((0.0, name))
         return tuple(name for _, name in sorted(worth, reverse=True))
 
     def learn(self, plan: PoolPlan, tokens: int, elapsed_ms: float) -> None:
         """Hear what a round emitted and took, without reading."""
-        self._credit_ms = min(self._credit_ms + PROBE_SHARE * elapsed_ms, MOST_CREDIT_MS)
+        self._trials.earn(elapsed_ms)
         if plan.charged_ms is not None:
-            # What nobody has tried is believed in too much: what it really cost is paid before the next trial.
-            self._credit_ms -= max(0.0, elapsed_ms - tokens / plan.pace - plan.charged_ms)
+            self._trials.settle(plan.charged_ms, elapsed_ms - tokens / plan.pace)
         arm = self._arms.get((plan.way, plan.size_class))
         if arm is not None and elapsed_ms > 0:
             arm.learn(tokens, elapsed_ms, self._rounds)

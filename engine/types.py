@@ -165,6 +165,10 @@ class Verdict:
             return trunk[: self.accepted]
         return (*trunk[: self.branch.fork], *self.branch.tokens[: self.accepted - self.branch.fork])
 
+    def chosen(self, trunk: tuple[int, ...]) -> tuple[int, ...]:
+        """The target's tokens from where the draft begins: the accepted ones and its own next, given the trunk's."""
+        return (*self.path(trunk), self.final)
+
 
 @dataclass(frozen=True, slots=True)
 class LogProbabilities:
