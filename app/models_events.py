@@ -51,15 +51,22 @@ def connect_models(layout: Layout, events: ModelsEvents, command: Any, followed:
     offered = [sets.drafters, sets.unfit]
     picked = [placement.model, *placement.boxes()]
     command(layout.models_tab.select, events.list_installed, None, listed)
-    for event in (
-        layout.models_tab.select,
-        sets.drafters.input,
-        sets.context_tokens.blur,
-        sets.kv_type.input,
-        placement.gpu_layers.blur,
-        placement.threads.blur,
-    ):
-        command(event, events.foresee, sets.inputs(), models.memory)
+    gr.on(
+        [
+            layout.models_tab.select,
+            sets.drafters.change,
+            sets.context_tokens.blur,
+            sets.kv_type.input,
+            *(box.change for box in placement.boxes()),
+        ],
+        events.foresee,
+        sets.inputs(),
+        models.memory,
+        queue=False,
+        show_progress="hidden",
+        trigger_mode="always_last",  # else a forecast of what stood there before may come in after the last one
+        api_visibility="private",
+    )
 
     chosen = command(sets.target.change, events.offer_drafters, sets.target, offered)
     placed = command(chosen.then, events.show_placement, sets.inputs(), placement.boxes())

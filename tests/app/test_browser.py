@@ -428,6 +428,7 @@ def test_where_a_model_runs_is_kept_over_a_reload_and_a_restart(
         wait_until(lambda: kept.exists() and '"3"' in kept.read_text(), "what was typed being kept")
         page.reload()
         expect(threads_of(page)).to_have_value("3")
+        expect(page.locator("#memory")).to_contain_text("on the CPU with 3 threads")
     with serving(options, environment) as server, browser.new_page() as page:
         page.set_default_timeout(PATIENCE_MS)
         page.goto(server.url)
