@@ -33,6 +33,8 @@ HEARD_MEMORY = 0.998
 """Which of two drafters is better is told by hundreds of tokens, and seldom changes."""
 SET_GAIN = 0.02
 """What several drafters are believed to have over the best of them before it was seen; theirs is the vote of some."""
+SUREST = 0.99
+"""No drafter is believed to guess more often right."""
 RESCUE_EDGES = (0.1, 0.25, 0.5)
 RESCUE_PRIORS = (0.15, 0.3, 0.45, 0.6)
 RESCUE_MEMORY = 0.99
@@ -144,7 +146,7 @@ class AcceptanceModel:
     def general(self, names: Sequence[str]) -> float:
         """The same over the long run, told from what these drafters guessed each."""
         values = [self._heard[name].value for name in names if name in self._heard]
-        return max(values, default=MEAN_PRIOR) + SET_GAIN * (len(names) - 1)
+        return min(SUREST, max(values, default=MEAN_PRIOR) + SET_GAIN * (len(names) - 1))
 
     def heard_tokens(self, name: str) -> float:
         """On how many tokens it rests what is known of a draft model's guesses."""
@@ -217,19 +219,21 @@ class AcceptanceModel:
 
 
 class HeardStore:
-    """What was heard of draft models, on disk: one entry for each target and how it runs."""
+    """What was heard of draft models with one target and how it runs, on disk."""
 
     VERSION = 1
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, key: str) -> None:
         self._entries = StoredEntries(path, self.VERSION)
+        self._key = key
+        self._at_start = self._entries.get(key)
 
-    def recall(self, key: str, acceptance: AcceptanceModel) -> None:
-        """Let a model remember what is stored, if it can be read."""
+    def recall(self, acceptance: AcceptanceModel) -> None:
+        """Let a model remember what was stored at the start, if it can be read."""
         with contextlib.suppress(AttributeError, TypeError, ValueError):
-            acceptance.remember(self._entries.get(key) or {})
+            acceptance.remember(self._at_start or {})
 
-    def save(self, key: str, acceptance: AcceptanceModel) -> None:
+    def save(self, acceptance: AcceptanceModel) -> None:
         """Keep what was heard for the next start; of drafters that are not loaded now it stays as it is."""
-        entry = self._entries.get(key)
-        self._entries.put(key, {**(entry if isinstance(entry, dict) else {}), **acceptance.heard()})
+        entry = self._entries.get(self._key)
+        self._entries.put(self._key, {**(entry if isinstance(entry, dict) else {}), **acceptance.heard()})

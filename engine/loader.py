@@ -47,7 +47,7 @@ class _Store:
 
     def __init__(self, cost_file: Path | None, key: str) -> None:
         self.costs = CostStore(cost_file)
-        self.heard = HeardStore(cost_file.with_name(HEARD_FILE) if cost_file else None)
+        self.heard = HeardStore(cost_file.with_name(HEARD_FILE) if cost_file else None, key)
         self.key = key
 
 
@@ -118,7 +118,7 @@ class LoadedSet:
             panel.measure(cost, cancel or threading.Event())
             store.costs.save(store.key, cost)
             learning = _learning(config, cost, panel, setting)
-            store.heard.recall(store.key, learning.acceptance)
+            store.heard.recall(learning.acceptance)
             reader = PromptReader(context)
             return cls(config, model, context, panel, learning, template, setting, reader, store, resources.pop_all())
         raise AssertionError("unreachable")
@@ -130,7 +130,7 @@ class LoadedSet:
         """
         panel = self.panel.only(names)
         learning = _learning(self.config, self.learning.cost, panel, self.setting)
-        self._store.heard.recall(self._store.key, learning.acceptance)
+        self._store.heard.recall(learning.acceptance)
         return LoadedSet(
             self.config,
             self.model,
@@ -147,7 +147,7 @@ class LoadedSet:
     def save_learnt(self) -> None:
         """Keep what was learnt about this machine and these drafters for the next start."""
         self._store.costs.save(self._store.key, self.learning.cost)
-        self._store.heard.save(self._store.key, self.learning.acceptance)
+        self._store.heard.save(self.learning.acceptance)
 
     def close(self) -> None:
         """Free drafters, context and weights, in that order."""

@@ -255,7 +255,9 @@ class Pool:
         return is_awake
 
     def step(self) -> bool:
-        """One round; False when there was nothing to do."""
+        """One round; False when there was nothing to do, or the pool is closed."""
+        if self._is_closed:
+            return False
         started = self._clock()
         before = self._accounted_ms()
         ended = self._counts["failed"] + self._counts["cancelled"]

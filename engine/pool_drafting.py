@@ -293,7 +293,9 @@ class PoolDrafting:
                 scores[name] = drafter.take_score(active.number)
         verified, accepted = len(sent), verdict.accepted
         drafts = (ballot.voted, *ballot.losers)
-        self._learning.acceptance.learn_all(active.asked, drafts, verdict.chosen(sent.tokens))
+        acceptance = self._learning.acceptance
+        acceptance.learn_all(active.asked, drafts, verdict.chosen(sent.tokens))
+        acceptance.hear(scores)
         self._learning.weights(active.speculation.weights).learn(ballot.voted, verified, accepted, scores)
         self._rule(active).learn(verified, accepted, round_ms)
         active.pace.learn(len(emitted), round_ms)

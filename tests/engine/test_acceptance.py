@@ -118,16 +118,25 @@ def test_what_was_heard_of_a_drafter_counts_until_more_is_known_of_its_set() -> 
     assert model.heard_tokens("c") == model.heard_tokens("ngram") == 0
 
 
+def test_no_set_is_believed_to_be_always_right() -> None:
+    model = AcceptanceModel([])
+    model.hear({name: Score(1000, 1000) for name in "abc"})
+    assert model.general(("a", "b", "c")) < 1
+
 def test_what_was_heard_is_kept_for_the_next_start(tmp_path: Path) -> None:
     first, second, other = AcceptanceModel([]), AcceptanceModel([]), AcceptanceModel([])
     first.hear({"a": Score(90, 100)})
     other.hear({"b": Score(10, 100)})
-    store = HeardStore(tmp_path / "heard.json")
-    store.save("target", first)
-    store.save("target", other)
-    store.save("another target", AcceptanceModel([]))
-    store.recall("target", second)
+    path = tmp_path / "heard.json"
+    store = HeardStore(path, "target")
+    store.save(first)
+    store.save(other)
+    HeardStore(path, "another target").save(AcceptanceModel([]))
+    HeardStore(path, "target").recall(second)
     assert second.heard() == {**first.heard(), **other.heard()}
+    third = AcceptanceModel([])
+    store.recall(third)
+    assert third.heard() == {}, "what was kept since the start is for the next one"
 
 
 @pytest.mark.parametrize("entry", [{"a": [2, 1]}, {"a": "x"}, {"a": [1]}, ["a"], {"a": [0, 5]}, {"a": [None, 5]}])
@@ -135,5 +144,5 @@ def test_a_damaged_store_is_no_reason_to_stop(tmp_path: Path, entry: object) -> 
     path = tmp_path / "heard.json"
     path.write_text(json.dumps({"version": HeardStore.VERSION, "entries": {"target": entry}}))
     model = AcceptanceModel([])
-    HeardStore(path).recall("target", model)
+    HeardStore(path, "target").recall(model)
     assert model.heard_tokens("a") == 0
