@@ -26,6 +26,7 @@ from models.starter import is_present, starter_path
 KV_TYPES = (
     ("Automatic", ""),
     ("F16", KvType.F16.name),
+    ("BF16 keys, F16 values", KvType.BF16_F16.name),
     ("BF16", KvType.BF16.name),
     ("8 bits, half the memory", KvType.Q8_0.name),
 )

@@ -5,18 +5,35 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from pathlib import Path
 
 from engine.errors import SettingError
 
 
-class KvType(Enum):
-    """Number format of a key/value cache. The values are ggml's type numbers."""
+class NumberFormat(IntEnum):
+    """How numbers are kept. The values are ggml's type numbers."""
 
     F16 = 1
     Q8_0 = 8
     BF16 = 30
+
+
+class KvType(Enum):
+    """Number formats of a key/value cache: of its keys, and of its values."""
+
+    F16 = (NumberFormat.F16, NumberFormat.F16)
+    BF16_F16 = (NumberFormat.BF16, NumberFormat.F16)
+    BF16 = (NumberFormat.BF16, NumberFormat.BF16)
+    Q8_0 = (NumberFormat.Q8_0, NumberFormat.Q8_0)
+
+    @property
+    def keys(self) -> NumberFormat:
+        return self.value[0]
+
+    @property
+    def values(self) -> NumberFormat:
+        return self.value[1]
 
 
 class WeightRule(str, Enum):

@@ -21,6 +21,8 @@ from engine.memory import COMPUTE_BUFFER_BYTES, check_memory
 from engine.runtime.context import Context, ContextSettings, Run
 from engine.runtime.state import StateBytes, UnknownState, cells_of, convert, keep_beginning
 
+CARRIED_TYPES = (KvType.BF16_F16, KvType.BF16)
+"""Caches that long stretches are carried into: of two-byte numbers, as the F16 cache is that reads faster."""
 LEAST_CARRIED_TOKENS = 512
 """A shorter stretch gains less than the second context and the conversion cost."""
 FAST_BATCH_TOKENS = 128
@@ -77,7 +79,7 @@ class PromptReader:
         self._wanted: frozenset[Stretch] = frozenset()
         self.reason = ""
         """Why no stretch is carried; empty where long ones are."""
-        if context.settings.kv_type is not KvType.BF16:
+        if context.settings.kv_type not in CARRIED_TYPES:
             self.reason = f"a cache in {context.settings.kv_type.name} is read at its own speed"
         elif not context.model.can_roll_back:
             self.reason = "this model's state is more than keys and values"
@@ -147,7 +149,7 @@ class PromptReader:
             before = context.state(sequence) if stretch.start else None
             if before is not None:
                 beginning = before.copy()
-                convert(beginning, KvType.BF16, KvType.F16)
+                convert(beginning, context.settings.kv_type, KvType.F16)
                 fast.replace(own, beginning, stretch.start)
             for position in range(stretch.start, stretch.end, FAST_BATCH_TOKENS):
                 chunk_end = min(position + FAST_BATCH_TOKENS, stretch.end)
@@ -155,7 +157,7 @@ class PromptReader:
                 if chunk_end < stretch.end:
                     yield chunk_end
             state = fast.state(own)
-        convert(state, KvType.F16, KvType.BF16)
+        convert(state, KvType.F16, context.settings.kv_type)
         if before is not None:
             keep_beginning(state, before)
         context.hold_alone(sequence)
@@ -191,10 +193,10 @@ def _fault(context: Context) -> str:
             own = fast.allocate()
             fast.decode([Run(own, text[:-1], 0)])
             carried = fast.state(own)
-            convert(carried, KvType.F16, KvType.BF16)
+            convert(carried, KvType.F16, context.settings.kv_type)
             context.replace(sequence, carried, len(text) - 1)
             returned = carried.copy()
-            convert(returned, KvType.BF16, KvType.F16)
+            convert(returned, context.settings.kv_type, KvType.F16)
             fast.replace(own, returned, len(text) - 1)
             if not (_is_same(carried, context.state(sequence)) and _is_same(returned, fast.state(own))):
                 return "llama.cpp does not give a state back as it took it"

@@ -86,7 +86,7 @@ class Reading:
             if end < stretch.end:
                 return
             state = fast.take_beyond(own, stretch.start)
-            convert(state, KvType.F16, KvType.BF16)
+            convert(state, KvType.F16, self._context.settings.kv_type)
         except (UnknownState, MemoryShortage):
             # What cannot be carried is read as everything else is.
             self.close()
@@ -110,7 +110,7 @@ class Reading:
             own = fast.allocate()
             if stretch.start:
                 beginning = self._context.state(self._sequence).copy()
-                convert(beginning, KvType.BF16, KvType.F16)
+                convert(beginning, self._context.settings.kv_type, KvType.F16)
                 fast.replace(own, beginning, stretch.start)
             undo.pop_all()
         return fast, own

@@ -22,11 +22,11 @@ from engine.runtime.devices import choose_kv_type, has_gpu
 from engine.runtime.model import LoadCancelled, Model
 from engine.stored import StoredEntries, target_key
 
-CPU_CANDIDATES = (KvType.F16, KvType.BF16, KvType.Q8_0)
-"""From the fastest on, prompts included: those of a BF16 cache can be read in an F16 one and carried over."""
+CPU_CANDIDATES = (KvType.F16, KvType.BF16_F16, KvType.BF16, KvType.Q8_0)
+"""From the fastest on, prompts included: those of a cache with BF16 can be read in an F16 one and carried over."""
 GPU_CANDIDATES = (KvType.F16,)
 PROBED_CONTEXT_TOKENS = 768
-STORE_VERSION = 1
+STORE_VERSION = 2
 
 SAME_DISTRIBUTION = "same distribution, not the same tokens"
 """What residual acceptance promises."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.config import KvType, ModelPlacement, SetConfig
+from engine.config import KvType, ModelPlacement, NumberFormat, SetConfig
 from engine.drafters.model import SPARE_CELLS, drafter_settings
 from engine.errors import MemoryShortage
 from engine.loader import FREE_DRAFTERS, target_settings
@@ -28,7 +28,7 @@ from models.gguf_file import GgufFacts, TensorFacts, read_header, read_tensors, 
 RESERVE_BYTES = 300 * 2**20
 """Left free for the app itself, its measurements and other programs."""
 
-_BYTES_PER_NUMBER = {KvType.F16: 2.0, KvType.BF16: 2.0, KvType.Q8_0: 34 / 32}
+_BYTES_PER_NUMBER = {NumberFormat.F16: 2.0, NumberFormat.BF16: 2.0, NumberFormat.Q8_0: 34 / 32}
 _CELL_STEP = 256
 _BOOKKEEPING_BYTES = 24 * 2**20
 _FEW_CONTEXT_TOKENS = 1024
@@ -339,7 +339,8 @@ def _repacked_bytes(tensors: Sequence[TensorFacts]) -> int:
 
 def _cache_bytes(facts: GgufFacts, settings: ContextSettings) -> int:
     numbers = facts.layer_count * facts.kv_width * _cells(settings.context_tokens)
-    return round(numbers * _BYTES_PER_NUMBER[settings.kv_type])
+    kv_type = settings.kv_type
+    return round(numbers * (_BYTES_PER_NUMBER[kv_type.keys] + _BYTES_PER_NUMBER[kv_type.values]) / 2)
 
 
 def _cells(context_tokens: int) -> int:

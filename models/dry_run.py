@@ -66,7 +66,7 @@ def dry_run(layouts: Sequence[Layout]) -> tuple[Finding | None, ...]:
         {
             "path": str(layout.path),
             "gpu_layers": layout.gpu_layers,
-            "settings": asdict(layout.settings) | {"kv_type": layout.settings.kv_type.value},
+            "settings": asdict(layout.settings) | {"kv_type": layout.settings.kv_type.name},
         }
         for layout in layouts
     ]
@@ -150,7 +150,7 @@ def main() -> None:
     lib.llama_log_set(callback, ctypes.c_void_p(0))
     for request in json.load(sys.stdin):
         settings = request["settings"]
-        settings["kv_type"] = KvType(settings["kv_type"])
+        settings["kv_type"] = KvType[settings["kv_type"]]
         try:
             finding = _find(Path(request["path"]), request["gpu_layers"], ContextSettings(**settings), sizes)
         except QuorumError:

@@ -310,7 +310,7 @@ def test_doctor_tells_what_is_here_and_how_exact_it_is(home: Path) -> None:
     assert report["default_threads"] >= 1
     assert report["memory_total_bytes"] > report["memory_free_bytes"] > 0
     model = report["model"]
-    assert model["kv_type"] == "BF16" or report["gpu_offload"]
+    assert model["kv_type"] == "BF16_F16" or report["gpu_offload"]
     exactness = model["exactness"]
     assert {finding["first_position"] for finding in exactness["findings"]} >= {64, 520}
     assert {finding["way"] for finding in exactness["findings"]} == {way.value for way in Way} - {

@@ -82,8 +82,8 @@ class Context:
         parameters.n_threads = settings.threads
         parameters.n_threads_batch = settings.threads
         parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        parameters.type_k = settings.kv_type.value
-        parameters.type_v = settings.kv_type.value
+        parameters.type_k = settings.kv_type.keys
+        parameters.type_v = settings.kv_type.values
         parameters.kv_unified = True
         parameters.swa_full = True
         parameters.no_perf = True

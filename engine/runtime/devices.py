@@ -65,7 +65,8 @@ def _ggml() -> Any:
 def choose_kv_type(exactness: Exactness) -> KvType:
     """What the target's cache format is expected to be; `engine.setting` measures it.
 
-    On a CPU, BF16 gives bit-equal logits in every batch size, which F16 does only in short contexts. GPUs are built for
-    F16.
+    On a CPU, keys in BF16 beside values in F16 give bit-equal logits in every batch size. F16 alone does so only in
+    short contexts: through a long cache of one such format llama.cpp goes by other ways for other sizes of a pass. GPUs
+    are built for F16.
     """
-    return KvType.F16 if exactness is Exactness.FAST or has_gpu() else KvType.BF16
+    return KvType.F16 if exactness is Exactness.FAST or has_gpu() else KvType.BF16_F16

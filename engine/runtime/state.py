@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import KvType
+from engine.config import KvType, NumberFormat
 
 StateBytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
@@ -48,6 +48,14 @@ class Cells:
     rows: tuple[Rows, ...]
     """Keys of all layers, then values of all layers."""
 
+    @property
+    def keys(self) -> tuple[Rows, ...]:
+        return self.rows[: len(self.rows) // 2]
+
+    @property
+    def values(self) -> tuple[Rows, ...]:
+        return self.rows[len(self.rows) // 2 :]
+
 
 def cells_of(state: StateBytes) -> tuple[Cells, ...]:
     """The parts of a state, as views: who changes them changes the state.
@@ -59,19 +67,27 @@ def cells_of(state: StateBytes) -> tuple[Cells, ...]:
 
 
 def convert(state: StateBytes, source: KvType, destination: KvType) -> None:
-    """Give all keys and values of a state another two-byte format, in place, rounding to nearest even.
+    """Give the keys and values of a state other two-byte formats, in place, rounding to nearest even.
 
     Raises:
         UnknownState: it is laid out otherwise, of another format, or has numbers too large; it may be half converted.
     """
-    table = _table(source, destination)
-    for rows in (rows for cells in cells_of(state) for rows in cells.rows):
-        if rows.type[0] != source.value:
-            raise UnknownState(f"keys or values have format {rows.type[0]}, not {source.value}")
-        rows.values[...] = table[rows.values]
-        if destination is KvType.F16 and np.any(rows.values & 0x7FFF == _INFINITE):
-            raise UnknownState("keys or values are too large for F16")
-        rows.type[0] = destination.value
+    for cells in cells_of(state):
+        for rows in cells.keys:
+            _convert_rows(rows, source.keys, destination.keys)
+        for rows in cells.values:
+            _convert_rows(rows, source.values, destination.values)
+
+
+def _convert_rows(rows: Rows, source: NumberFormat, destination: NumberFormat) -> None:
+    if rows.type[0] != source:
+        raise UnknownState(f"keys or values have format {rows.type[0]}, not {source:d}")
+    if source is destination:
+        return
+    rows.values[...] = _table(source, destination)[rows.values]
+    if destination is NumberFormat.F16 and np.any(rows.values & 0x7FFF == _INFINITE):
+        raise UnknownState("keys or values are too large for F16")
+    rows.type[0] = destination
 
 
 def keep_beginning(state: StateBytes, earlier: StateBytes) -> None:
@@ -131,12 +147,12 @@ class _Reader:
 
 
 @functools.cache
-def _table(source: KvType, destination: KvType) -> Words:
+def _table(source: NumberFormat, destination: NumberFormat) -> Words:
     """For every bit pattern of one two-byte format the nearest one of another."""
     patterns = np.arange(2**16, dtype=np.uint16)
     with np.errstate(all="ignore"):
-        numbers = patterns.view(np.float16).astype(np.float32) if source is KvType.F16 else _wide(patterns)
-        return numbers.astype(np.float16).view(np.uint16) if destination is KvType.F16 else _narrow(numbers)
+        numbers = patterns.view(np.float16).astype(np.float32) if source is NumberFormat.F16 else _wide(patterns)
+        return numbers.astype(np.float16).view(np.uint16) if destination is NumberFormat.F16 else _narrow(numbers)
 
 
 def _wide(patterns: Words) -> npt.NDArray[np.float32]:

@@ -132,7 +132,7 @@ def test_the_document_names_what_it_depends_on(run: Finished) -> None:
     assert target["sha256"] == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
     assert [drafter["name"] for drafter in drafters] == ["ngram", "no-layer-14"]
     kv = document["models"]["kv"]
-    assert (kv["target"], kv["drafters"]) == ("BF16, then F16", "F16")
+    assert (kv["target"], kv["drafters"]) == ("BF16_F16, then F16", "F16")
     assert kv["exactness"].endswith(", then not compared: F16 cache")
     assert document["ceiling"]["ratio"] >= 1
     assert {row["config"] for row in document["warm_up"]} == {row["config"] for row in document["rows"]}

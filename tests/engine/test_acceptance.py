@@ -123,6 +123,7 @@ def test_no_set_is_believed_to_be_always_right() -> None:
     model.hear({name: Score(1000, 1000) for name in "abc"})
     assert model.general(("a", "b", "c")) < 1
 
+
 def test_what_was_heard_is_kept_for_the_next_start(tmp_path: Path) -> None:
     first, second, other = AcceptanceModel([]), AcceptanceModel([]), AcceptanceModel([])
     first.hear({"a": Score(90, 100)})

@@ -35,7 +35,7 @@ def test_the_starter_is_bit_equal_in_every_way_shallow_and_deep(everything: Load
     report = probe(everything.context, is_thorough=True, progress=shares.append)
     assert report.is_exact
     assert report.summary.startswith("bit-equal in every batch size probed; also token trees, several requests")
-    assert (report.kv_type, report.threads, report.margin_shift) == ("BF16", 2, None)
+    assert (report.kv_type, report.threads, report.margin_shift) == ("BF16_F16", 2, None)
     places = {(finding.size, finding.first_position) for finding in report.of(Way.BATCH)}
     assert places == {(size, start) for size in PROBED_BATCHES for start in PROBED_STARTS}
     for way in (Way.TREE, Way.REQUESTS, Way.THREADS, Way.CHANGING_THREADS, Way.AFTER_PREFILL):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine import prefill
-from engine.config import KvType, ModelPlacement, Policy, Sampling, SetConfig, Speculation
+from engine.config import KvType, ModelPlacement, NumberFormat, Policy, Sampling, SetConfig, Speculation
 from engine.errors import DecodeError, MemoryShortage
 from engine.loader import LoadedSet
 from engine.prefill import LEAST_CARRIED_TOKENS, PromptReader, Stretch, stretches, usable_prefix
@@ -112,10 +112,17 @@ def test_a_state_converts_to_the_nearest_numbers_and_other_layouts_are_refused(l
     convert(converted, KvType.F16, KvType.BF16)
     worst = 0.0
     for numbers, rows in zip(before, cells_of(converted)[0].rows, strict=True):
-        assert rows.type[0] == KvType.BF16.value
+        assert rows.type[0] == NumberFormat.BF16
         after = (rows.values.astype(np.uint32) << 16).view(np.float32)
         worst = max(worst, float(np.max(np.abs(after - numbers) / np.maximum(np.abs(numbers), 1e-9))))
     assert 2**-10 < worst <= 2**-8, "eight bits remain, rounded to nearest"
+    mixed = state.copy()
+    convert(mixed, KvType.F16, KvType.BF16_F16)
+    for ours, theirs in zip(cells_of(mixed)[0].keys, cells_of(converted)[0].keys, strict=True):
+        assert np.array_equal(ours.values, theirs.values)
+    for ours, theirs in zip(cells_of(mixed)[0].values, cells.values, strict=True):
+        assert np.array_equal(ours.values, theirs.values)
+    assert [int(rows.type[0]) for rows in cells_of(mixed)[0].rows] == [30] * len(cells.keys) + [1] * len(cells.values)
     back = converted.copy()
     convert(back, KvType.BF16, KvType.F16)
     again = back.copy()

@@ -71,13 +71,13 @@ def test_the_fastest_format_that_is_exact_is_chosen_once_and_kept(starter: Path,
         config = SetConfig(starter, (), 1024, TWO_THREADS, cost_file=costs)
         loaded = LoadedSet.load(config, lambda phase, _share: phases[-1].add(phase))
         found.append(loaded.setting)
-        assert loaded.context.settings.kv_type is KvType.BF16
+        assert loaded.context.settings.kv_type is KvType.BF16_F16
         loaded.close()
     for setting in found:
-        assert (setting.kv_type, setting.is_exact, setting.pass_sizes) == (KvType.BF16, True, None)
+        assert (setting.kv_type, setting.is_exact, setting.pass_sizes) == (KvType.BF16_F16, True, None)
         assert setting.allows_branches
         assert setting.price is not None
-        assert setting.badge.startswith("exact: BF16 cache, ")
+        assert setting.badge.startswith("exact: BF16_F16 cache, ")
     assert found[1] == found[0]
     assert ["Comparing cache formats" in seen for seen in phases] == [True, False, True]
 
