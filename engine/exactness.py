@@ -35,7 +35,13 @@ PROMPT_CHUNK_TOKENS = 64
 """How the shallow place's prompt is read; the deep one's is read in passes as large as they get."""
 PROBED_REQUESTS = 3
 REQUEST_TOKENS = 4
-"""Tokens of each request in one batch."""
+"""Tokens of each request in one batch, where they share a prompt."""
+REQUESTS_APART = 8
+DRAFTS_APART = (0, 1, 2)
+"""Draft tokens of one request, the next and the one after it, and so on in turn: soon no two neighbours are equally
+long."""
+ROUNDS_APART = 16
+SHORT_ROUNDS_APART = 2
 CARRIED_BATCHES = (2, 4, 8, 16)
 THREADS_PROBED_TOKENS = 16
 BATCHED_TOKENS = 16
@@ -59,7 +65,7 @@ class Way(str, Enum):
     TREE = "token trees"
     """As a side branch that is then followed, in a pass of so many tokens."""
     REQUESTS = "several requests at once"
-    """Beside other sequences, in a pass of so many tokens."""
+    """Beside other sequences, with which it shares a prompt or nothing, in a pass of so many tokens."""
     THREADS = "other thread counts"
     """One token a pass, on so many threads, after a text that was read on all of them."""
     CHANGING_THREADS = "threads changing between passes"
@@ -203,8 +209,9 @@ def probe(context: Context, *, is_thorough: bool, progress: ProbeProgress | None
     Args:
         context: Its owner thread must call; other sequences wait meanwhile.
         is_thorough: Every way, shallow and beyond 512 cells, which takes as long as some hundred tokens and a few
-            prompts of that length; otherwise what decides how a set is loaded (batches, token trees, a prompt chunk),
-            beyond 512 cells where there are so many, which takes as long as some forty tokens and a short prompt.
+            prompts of that length; otherwise what decides how a set is loaded and what is said of it (batches, token
+            trees, a prompt chunk, several requests), beyond 512 cells where there are so many, which takes as long as
+            some forty tokens and a short prompt.
         progress: Called with the share done.
 
     Raises:
@@ -279,6 +286,7 @@ class _Probing:
         yield partial(self._judge_reading, start)
         for size in SHORT_BATCHES:
             yield partial(self._batch, start, size)
+        yield partial(self._crowd_apart, start)
         yield partial(self._tree, start)
 
     def thorough(self) -> Iterator[Step]:
@@ -299,6 +307,8 @@ class _Probing:
                 yield partial(self._on_threads, start, Way.CHANGING_THREADS, (1, settings.threads))
             if self._context.spare_sequences >= PROBED_REQUESTS:
                 yield partial(self._requests, start)
+            if start == starts[0]:
+                yield partial(self._twins_apart, start)
             yield partial(self._tree, start)
         chunks = zip(PROBED_STARTS, (PROMPT_CHUNK_TOKENS, settings.batch_tokens), strict=True)
         for start, size in chunks:
@@ -371,6 +381,47 @@ class _Probing:
         own_rows = np.concatenate(rows, axis=1)
         reference = np.concatenate([self._references[start]] * PROBED_REQUESTS)
         self._note(Way.REQUESTS, PROBED_REQUESTS * REQUEST_TOKENS, start, reference, own_rows.reshape(reference.shape))
+
+    def _crowd_apart(self, start: int) -> None:
+        if len(self._crowd) >= REQUESTS_APART:
+            self._apart(self._crowd[:REQUESTS_APART], start, SHORT_ROUNDS_APART)
+
+    def _twins_apart(self, start: int) -> None:
+        context = self._context
+        needed = (1 + REQUESTS_APART) * (start + PROBED_TOKENS)
+        if context.spare_sequences < REQUESTS_APART or context.context_tokens < needed:
+            return
+        twins: list[int] = []
+        try:
+            for _ in range(REQUESTS_APART):
+                twins.append(context.duplicate(self._sequence))
+            self._apart(twins, start, ROUNDS_APART)
+        finally:
+            for twin in twins:
+                context.free(twin)
+
+    def _apart(self, requests: Sequence[int], start: int, rounds: int) -> None:
+        """Requests that share no cell, which fill the cache by turns: one token and a draft each, then one token each.
+
+        Args:
+            requests: Sequences that hold the text up to `start`; they go on.
+        """
+        context = self._context
+        found: dict[int, tuple[list[FloatRows], list[FloatRows]]] = {}
+        for number in range(rounds):
+            runs: list[Run] = []
+            references: list[FloatRows] = []
+            for request, drafted in zip(requests, itertools.cycle(DRAFTS_APART), strict=False):
+                first = context.length(request)
+                tokens = self._tokens[first : first + 1 + (0 if number % 2 else drafted)]
+                runs.append(Run(request, tokens, len(tokens)))
+                references.append(self._references[start][first - start : first - start + len(tokens)])
+            context.decode(runs)
+            expected, rows = found.setdefault(sum(len(run.tokens) for run in runs), ([], []))
+            expected += references
+            rows.append(context.logits().copy())
+        for size, (expected, rows) in found.items():
+            self._note(Way.REQUESTS, size, start, np.concatenate(expected), np.concatenate(rows))
 
     def _set_threads(self, threads: int) -> None:
         self._context.set_threads(threads, threads)

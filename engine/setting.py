@@ -2,7 +2,8 @@
 
 Candidates are probed from the fastest on, and the first that is bit-equal in all that drafting and prompts do is
 taken. Where none is, the one is taken in which most batch sizes are, and drafts are kept to these sizes: a pass of
-another size leaves other bits in the cache, which scoring a doubtful token again, alone, would not mend.
+another size leaves other bits in the cache, which scoring a doubtful token again, alone, would not mend. On the way it
+is measured whether requests that share passes are bit-equal too.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Setting:
     """Whether side branches of token trees may be sent."""
     price: float | None = None
     """Time of a one-token pass against that with an F16 cache; None where it was not measured."""
+    are_requests_exact: bool | None = None
+    """Whether several requests in a pass are bit-equal to each alone; None where they were not compared."""
 
     def fitting(self, tokens: int) -> int:
         """The largest pass of at most so many tokens that may be sent."""
@@ -56,7 +59,12 @@ class Setting:
 
     def document(self) -> dict[str, Any]:
         """As plain data."""
-        return {**asdict(self), "kv_type": self.kv_type.name, "badge": self.badge}
+        return {
+            **asdict(self),
+            "kv_type": self.kv_type.name,
+            "badge": self.badge,
+            "requests_badge": self.requests_badge,
+        }
 
     @property
     def badge(self) -> str:
@@ -70,6 +78,17 @@ class Setting:
         if not self.pass_sizes:
             return f"no batch is exact here, so nothing is drafted: {cache}; --exactness fast drafts all the same"
         return f"exact by drafting in passes of {', '.join(map(str, self.pass_sizes))} tokens only: {cache}"
+
+    @property
+    def requests_badge(self) -> str:
+        """One clause for the user on several requests at once."""
+        if self.is_exact is False:
+            return "not exact: with this model, passes of several tokens differ from single ones in the last bits"
+        if self.are_requests_exact is None:
+            return "not compared: requests in one pass may differ from each alone in the last bits"
+        if not self.are_requests_exact:
+            return "not exact: requests in one pass differ from each alone in the last bits"
+        return "exact: every request says what it says alone"
 
 
 def choose_setting(
@@ -138,6 +157,7 @@ def _measured(
         pass_sizes=None if _is_exact(found[best]) else found[best].equal_batches,
         allows_branches=found[best].is_equal(Way.TREE),
         price=found[best].one_token_ms / fastest_ms if fastest_ms else None,
+        are_requests_exact=found[best].is_equal(Way.REQUESTS) if found[best].of(Way.REQUESTS) else None,
     )
 
 
@@ -161,6 +181,7 @@ def _restored(entry: Any) -> Setting | None:
             pass_sizes=None if sizes is None else tuple(map(int, sizes)),
             allows_branches=bool(entry["allows_branches"]),
             price=None if entry["price"] is None else float(entry["price"]),
+            are_requests_exact=None if entry["are_requests_exact"] is None else bool(entry["are_requests_exact"]),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -38,10 +38,11 @@ def test_the_starter_is_bit_equal_in_every_way_shallow_and_deep(everything: Load
     assert (report.kv_type, report.threads, report.margin_shift) == ("BF16_F16", 2, None)
     places = {(finding.size, finding.first_position) for finding in report.of(Way.BATCH)}
     assert places == {(size, start) for size in PROBED_BATCHES for start in PROBED_STARTS}
-    for way in (Way.TREE, Way.REQUESTS, Way.THREADS, Way.CHANGING_THREADS, Way.AFTER_PREFILL):
+    for way in (Way.TREE, Way.THREADS, Way.CHANGING_THREADS, Way.AFTER_PREFILL):
         assert [finding.first_position for finding in report.of(way)] == [SHALLOW, DEEP]
     assert [finding.size for finding in report.of(Way.PREFILL)] == [64, everything.context.settings.batch_tokens]
-    assert [finding.compared_rows for finding in report.of(Way.REQUESTS)] == [96, 96]
+    requests = [(one.first_position, one.size, one.compared_rows) for one in report.of(Way.REQUESTS)]
+    assert requests == [(SHALLOW, 12, 96), (SHALLOW, 15, 120), (SHALLOW, 8, 64), (DEEP, 12, 96)]
     assert [finding.size for finding in report.of(Way.AFTER_CARRY)] == [2, 4, 8, 16]
     assert report.compared_rows > 1000
     assert shares == sorted(shares)
@@ -55,11 +56,13 @@ def test_a_short_probe_compares_what_decides_how_a_set_is_loaded(everything: Loa
     report = probe(everything.context, is_thorough=False)
     assert report.is_exact
     found = [(finding.way, finding.size, finding.compared_rows) for finding in report.findings]
-    assert found == [(Way.PREFILL, 64, 16), *((Way.BATCH, size, 16) for size in SHORT_BATCHES), (Way.TREE, 4, 16)]
-    assert report.in_words(Way.REQUESTS) == "not compared"
+    requests = [(Way.REQUESTS, 15, 15), (Way.REQUESTS, 8, 8)]
+    batches = [(Way.BATCH, size, 16) for size in SHORT_BATCHES]
+    assert found == [(Way.PREFILL, 64, 16), *batches, *requests, (Way.TREE, 4, 16)]
+    assert report.in_words(Way.REQUESTS) == "bit-equal in 23 rows"
     assert report.equal_batches == SHORT_BATCHES
-    assert report.is_equal(Way.BATCH, Way.PREFILL, Way.TREE)
-    assert not report.is_equal(Way.REQUESTS), "it was not compared"
+    assert report.is_equal(Way.BATCH, Way.PREFILL, Way.TREE, Way.REQUESTS)
+    assert not report.is_equal(Way.AFTER_CARRY), "it was not compared"
     assert report.one_token_ms > 0
     assert everything.context._lengths == lengths
 
