@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from engine.config import GenerationSettings, Policy, PolicyKind, Sampling, Spec
 from engine.loader import LoadedSet
 from engine.runtime.context import FloatRows
 from engine.session import Session
-from engine.types import Finished, FinishReason, StepDone
+from engine.types import Finished, FinishReason, GenerationEvent, StepDone
 
 CLOSE_MARGIN = 0.5
 """Where the two most probable tokens lie closer than this, in logits, inexact arithmetic may exchange them."""
@@ -61,9 +61,18 @@ def first_divergence(plain: PlainAnswer, drafted: Sequence[int]) -> Divergence |
 
 
 def answer_plainly(
-    loaded: LoadedSet, prompt: Sequence[int], sampling: Sampling, max_tokens: int, cancel: threading.Event
+    loaded: LoadedSet,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    max_tokens: int,
+    cancel: threading.Event,
+    between: Callable[[], object] = lambda: None,
 ) -> PlainAnswer | None:
-    """Answer without drafts, in a session of its own; None when cancelled."""
+    """Answer without drafts, in a session of its own; None when cancelled.
+
+    Args:
+        between: Called after each step.
+    """
     settings = GenerationSettings(sampling, Speculation(Policy(PolicyKind.OFF)), max_tokens)
     session = Session(loaded)
     margins: list[float] = []
@@ -71,6 +80,7 @@ def answer_plainly(
         for event in session.generate(prompt, settings, cancel):
             if isinstance(event, StepDone):
                 margins.append(margin(loaded.context.logits()[-1]))
+            between()
     finally:
         session.close()
     assert isinstance(event, Finished)
@@ -84,11 +94,19 @@ def answer_drafted(
     speculation: Speculation,
     max_tokens: int,
     cancel: threading.Event,
+    between: Callable[[], object] = lambda: None,
 ) -> Finished | None:
-    """Answer with drafts, in a session of its own; None when cancelled."""
+    """Answer with drafts, in a session of its own; None when cancelled.
+
+    Args:
+        between: Called after each step.
+    """
     session = Session(loaded)
+    last: GenerationEvent | None = None
     try:
-        *_, last = session.generate(prompt, GenerationSettings(sampling, speculation, max_tokens), cancel)
+        for event in session.generate(prompt, GenerationSettings(sampling, speculation, max_tokens), cancel):
+            last = event
+            between()
     finally:
         session.close()
     assert isinstance(last, Finished)

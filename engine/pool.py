@@ -1,9 +1,9 @@
 """Several requests that share one loaded set: each pass of the target carries a token of every one of them.
 
-A round admits what there is room for, reads a slice of one prompt, and lets every answer go on in one pass. The answers
-are those that each request would have had alone, wherever the set's setting measures exact: the cache keeps each
-sequence in the order of its tokens (`engine.runtime.shared`), prompts are read as a session reads them
-(`engine.reading`), and text, limits and stop rules are a session's own (`engine.answer`).
+A round admits what there is room for (`engine.room`), reads a slice of one prompt, and lets every answer go on in one
+pass. The answers are those that each request would have had alone, where the set measures exact for several requests:
+the cache keeps each sequence in the order of its tokens (`engine.runtime.shared`), prompts are read as a session reads
+them (`engine.reading`), and text, limits and stop rules are a session's own (`engine.answer`).
 
 The thread that owns the loaded set makes, steps and closes the pool; `submit` and the tickets are for any thread.
 """
@@ -16,28 +16,28 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from engine.active import EXPECTED_ANSWER_TOKENS, ActiveRequest
+from engine.active import ActiveRequest
 from engine.answer import Answer
-from engine.config import MAX_DRAFT_TOKENS, LookAhead, PolicyKind
+from engine.config import MAX_DRAFT_TOKENS, PolicyKind
 from engine.drafting import Panel
-from engine.errors import DecodeError, PoolClosed, PoolFull, PromptError, QuorumError
+from engine.errors import PoolClosed, PoolFull, PromptError, QuorumError
 from engine.invariants import CHECKS_VARIABLE
 from engine.loader import LoadedSet, target_settings
 from engine.memory import cache_in_memory, check_memory
 from engine.metrics import Ledger
 from engine.pipeline import StepResult, emission
 from engine.pool_drafting import NOTHING, PoolDrafting, mean_tokens
-from engine.prefill import Part, Stretch, stretches, usable_prefix
-from engine.prefix import shared_prefix
-from engine.reading import Reading
+from engine.pool_types import TIMED, PoolSettings, PoolStatistics
+from engine.reading import Reading, slice_size
+from engine.room import Room
 from engine.runtime.affinity import keep_to
 from engine.runtime.context import PassCancelled, Run
 from engine.runtime.devices import has_gpu
 from engine.runtime.sampler import Sampler
 from engine.runtime.shared import SharedContext
-from engine.shelf import Cached, Shelf
+from engine.shelf import Cached
 from engine.ticket import PoolRequest, Ticket
 from engine.types import (
     Finished,
@@ -57,85 +57,11 @@ from engine.verify.tree import Candidate, Verification, verify
 
 __all__ = ["Pool", "PoolRequest", "PoolSettings", "PoolStatistics", "Ticket"]
 
-GATHERED_CELLS = 256
-"""So many cells are to be free after they were gathered, where something can go for it: gathering takes a while."""
 SLICE_TOKENS = 16
-"""Tokens of a prompt in a pass that carries answers too; on a processor without a GPU, no dearer a token than more."""
+"""Tokens of a prompt in a pass that carries answers too, where no other request waits to be read."""
 GPU_SLICE_TOKENS = 256
-TIMED = ("prefill_ms", "draft_ms", "verify_ms", "sample_ms", "other_ms")
 SPARE_SEQUENCES = 2
 """One holds what is out of use, another what is being carried."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How much a pool holds."""
-
-    most_active: int = 8
-    """Requests that are answered at the same time."""
-    most_waiting: int = 64
-    """Requests that wait for that; more are refused. Those that are taken up at once are not counted."""
-    context_tokens: int | None = None
-    """Tokens in the cache that all requests share; None: as many as the set's own context holds."""
-    most_kept: int = 8
-    """Ended requests whose tokens are kept for others that begin the same."""
-    overlap: LookAhead = LookAhead.AUTO
-    """Whether draft models draft for some requests while the target verifies others; `auto`: where it measures faster,
-    and as a rule where they have a processor of their own."""
-    target_cores: tuple[int, ...] = ()
-    """Processor cores that the pool's owner, which computes with one thread, is kept to; empty for all."""
-    drafter_cores: tuple[int, ...] = ()
-    """The same for draft models."""
-
-    def __post_init__(self) -> None:
-        for name in ("most_active", "most_waiting"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, found {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """Counts since the pool was made, and how it stands."""
-
-    exactness: str
-    """Whether requests say what they would alone, in a clause."""
-    active: int = 0
-    put_aside: int = 0
-    """Of the active, those that wait in memory for room in the cache."""
-    waiting: int = 0
-    done: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    rounds: int = 0
-    passes: int = 0
-    """Passes of the target that carried answers."""
-    carried_answers: int = 0
-    """Answers in all these passes together."""
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    """Of the prompts' tokens, those that were in the cache already."""
-    tokens: int = 0
-    """Emitted."""
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    overlapped: int = 0
-    """Passes during which drafts were made for other answers."""
-    gathered: int = 0
-    """How often the cells of the cache were brought together."""
-    free_cells: int = 0
-    left_out: tuple[tuple[str, str], ...] = ()
-    """Draft models of the set that do not draft here, and why."""
-    prefill_ms: float = 0.0
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    sample_ms: float = 0.0
-    other_ms: float = 0.0
-
-    @property
-    def mean_batch(self) -> float | None:
-        """Answers in a pass; None before the first."""
-        return self.carried_answers / self.passes if self.passes else None
 
 
 class Pool:
@@ -169,7 +95,9 @@ class Pool:
         needed_bytes = cache_in_memory(loaded.model, loaded.config.placement, tokens)
         check_memory(loaded.config.target, needed_bytes, f"a cache of {tokens} tokens for several requests")
         shape = target_settings(loaded.config, tokens)
-        self._slice_tokens = min(GPU_SLICE_TOKENS if has_gpu() else SLICE_TOKENS, shape.batch_tokens)
+        self._read_tokens = shape.batch_tokens
+        """Of a prompt, most in one pass."""
+        self._slice_tokens = min(GPU_SLICE_TOKENS if has_gpu() else SLICE_TOKENS, self._read_tokens)
         # Before the context's threads start, which stay where the one is that starts them.
         self._cores = keep_to(self.settings.target_cores) if self.settings.target_cores else frozenset()
         self._context = SharedContext(
@@ -179,17 +107,15 @@ class Pool:
                 kv_type=loaded.setting.kv_type,
                 max_outputs=max(self._most_rows, sequences),
                 max_sequences=sequences,
-                batch_tokens=max(shape.batch_tokens, self._most_rows + self._slice_tokens),
+                batch_tokens=self._most_rows + self._read_tokens,
             ),
         )
         self._limit = min(self._context.context_tokens, loaded.context.context_tokens)
         """Tokens of one request, its answer included: as in a session."""
-        self._shelf = Shelf(self._context, self.settings.most_kept if self._can_roll_back else 0)
         self._active: list[ActiveRequest] = []
         """In the order of their admission."""
+        self._room = Room(loaded, self._context, self._active, self.settings.most_kept, self._pass_cells, self._fail)
         self._admitted = 0
-        self._failed_passes = 0
-        """Passes of the target that failed since the last one that did not."""
         self._lock = threading.Lock()
         self._waiting: deque[Ticket] = deque()
         self._is_closed = False
@@ -206,10 +132,9 @@ class Pool:
         except BaseException:
             self._context.close()
             raise
-        self._exactness = _exactness(loaded)
         self._counts: Counter[str] = Counter()
         self._times: dict[str, float] = dict.fromkeys(TIMED, 0.0)
-        self._statistics = PoolStatistics(self._exactness)
+        self._statistics = PoolStatistics(loaded.setting.requests_badge)
         self._tell()
 
     @property
@@ -269,8 +194,8 @@ class Pool:
             return self._counts["failed"] + self._counts["cancelled"] > ended
         self._carry()
         is_answering = any(active.reading is None for active in self._active)
-        self._make_room(self._pass_cells if is_answering else self._context.settings.batch_tokens)
-        self._bring_back()
+        self._room.make(self._pass_cells if is_answering else self._read_tokens)
+        self._room.bring_back()
         self._pass()
         if self._is_checked:
             self.check()
@@ -318,7 +243,7 @@ class Pool:
             active.check(self._context)
         self._drafting.check()
 
-    # Admission and room.
+    # Admission.
 
     def _end_cancelled(self) -> None:
         for active in list(self._active):
@@ -346,8 +271,8 @@ class Pool:
             if len(self._active) >= self._most_active or any(active.put_aside is not None for active in self._active):
                 return
             ticket = self._waiting[0]
-            source, shared = self._source(ticket.request)
-            if self._active and not self._fits(ticket.request, source, shared):
+            source, shared = self._room.source(ticket.request)
+            if self._active and not self._room.fits(ticket.request, source, shared):
                 return
             with self._lock:
                 self._waiting.popleft()
@@ -362,48 +287,15 @@ class Pool:
                     self._waiting.appendleft(ticket)
                 raise
 
-    def _source(self, request: PoolRequest) -> tuple[Cached | None, int]:
-        """The cached sequence that a prompt can go on from, and how many of its tokens stay."""
-        best: tuple[Cached | None, int] = (None, 0)
-        if not self._can_roll_back:
-            return best
-        wanted = self._wanted(request)
-        for cached in (*self._shelf, *(active.cached for active in self._active if active.put_aside is None)):
-            shared = shared_prefix(cached.tokens, request.prompt)
-            shared = min(shared, self._context.length(cached.sequence), len(request.prompt) - 1)
-            shared = usable_prefix(shared, wanted, cached.held)
-            if shared > best[1] and self._context.sees_back_from(cached.sequence, shared):
-                best = (cached, shared)
-        return best
-
-    def _wanted(self, request: PoolRequest) -> frozenset[Stretch]:
-        """Stretches of the prompt that are carried, as a session carries them."""
-        parts: Sequence[Part] = ((0, len(request.prompt)),) if request.parts is None else request.parts
-        if self._set.model.window_tokens:
-            # The state of a sequence leaves out what is beyond the window, so no stretch can go on from another.
-            parts = [part for part in parts if part[0] == 0]
-        return stretches(parts) if self._set.reader.carries else frozenset()
-
-    def _fits(self, request: PoolRequest, source: Cached | None, shared: int) -> bool:
-        """Whether a request, and all that are answered, will find room as far as can be foreseen."""
-        sequences = [active.sequence for active in self._active if active.put_aside is None]
-        # Where windows slide, what is shared is not once it was gathered.
-        is_live = source is not None and source.sequence in sequences and not self._set.model.window_tokens
-        limit = request.settings.max_tokens
-        answer_tokens = EXPECTED_ANSWER_TOKENS if limit is None else min(limit, EXPECTED_ANSWER_TOKENS)
-        needed = len(request.prompt) - shared * is_live + answer_tokens
-        foreseen = sum(active.expected_tokens for active in self._active)
-        return needed + foreseen + self._margin <= self._context.context_tokens - self._context.cells_of(sequences)
+    @property
+    def _slice_size(self) -> int:
+        next_ones = min(len(self._waiting), self._most_active - len(self._active))
+        return slice_size(self._slice_tokens, 1 + next_ones, self._read_tokens)
 
     @property
     def _pass_cells(self) -> int:
-        """What a pass with answers takes at most."""
+        """What is to be free for a pass with answers; of a prompt, no more enters than there is room for."""
         return self._most_rows + self._slice_tokens
-
-    @property
-    def _margin(self) -> int:
-        """Cells that are to be free between two rounds, besides those for what the next one adds."""
-        return min(GATHERED_CELLS, self._context.context_tokens // 8)
 
     def _begin(self, ticket: Ticket, source: Cached | None, shared: int) -> None:
         request = ticket.request
@@ -411,13 +303,9 @@ class Pool:
         settings = request.settings
         vocabulary = self._set.model.vocabulary
         sampler = Sampler(settings.sampling, vocabulary, request.prompt, settings.top_log_probabilities)
-        if source is None:
-            sequence = self._context.allocate()
-        else:
-            sequence = self._context.copy(source.sequence, shared)
-            self._shelf.use(source)
+        sequence = self._room.enter(source, shared)
         held = frozenset(one for one in source.held if one.end <= shared) if source else frozenset()
-        reading = Reading(self._context, sequence, request.prompt, self._wanted(request), held)
+        reading = Reading(self._context, sequence, request.prompt, self._room.wanted(request), held)
         self._counts["prompt_tokens"] += len(request.prompt)
         self._counts["reused_tokens"] += shared
         self._admitted += 1
@@ -425,59 +313,6 @@ class Pool:
         active = ActiveRequest(ticket, self._admitted, sequence, sampler, ledger, reading, started, self._limit)
         self._active.append(active)
         self._heed(active)
-
-    def _make_room(self, cells: int) -> None:
-        """Let so many cells be free: what was kept longest goes first, then the youngest answers are put aside."""
-        context = self._context
-        if context.free_cells >= cells:
-            return
-        wanted = min(cells + self._margin, context.context_tokens)
-        while len(self._shelf) and context.context_tokens - context.live_cells < wanted:
-            self._shelf.drop_oldest()
-        while context.context_tokens - context.live_cells < wanted:
-            movable = [active for active in self._active if active.reading is None and active.put_aside is None]
-            if len(movable) + any(active.reading for active in self._active) < 2:
-                break
-            self._put_aside(movable[-1])
-        if context.has_gaps:
-            self._gather()
-
-    def _put_aside(self, active: ActiveRequest) -> None:
-        active.put_aside = self._context.take_beyond(active.sequence, 0)
-        self._context.free(active.sequence)
-
-    def _gather(self) -> None:
-        """Bring the cells together. A request whose cells llama.cpp does not take back has failed, and no other."""
-        lost = self._context.gather()
-        self._counts["gathered"] += 1
-        self._shelf.drop_all(lost)
-        for active in [active for active in self._active if active.put_aside is None and active.sequence in lost]:
-            self._fail(active, DecodeError("what was read of the request could not be kept in the cache; ask again"))
-
-    def _bring_back(self) -> None:
-        """Let answers that were put aside go on, the oldest first, where there is room for them again."""
-        for active in list(self._active):
-            if active.put_aside is None:
-                continue
-            others = [one for one in self._active if one.put_aside is None]
-            context = self._context
-            foreseen = sum(one.expected_tokens for one in (*others, active))
-            needed = len(active.tokens) + foreseen + self._margin
-            is_in_need = self._failed_passes > 0
-            is_in_need |= needed > context.context_tokens - context.cells_of([one.sequence for one in others])
-            if others and is_in_need:
-                return
-            self._make_room(len(active.tokens) + self._pass_cells)
-            sequence = context.allocate()
-            try:
-                context.append(sequence, active.put_aside, len(active.tokens) - 1)
-            except DecodeError as error:
-                context.free(sequence)
-                if others:
-                    return  # there is room when they have ended
-                self._fail(active, error)
-                continue
-            active.sequence, active.put_aside = sequence, None
 
     # A round.
 
@@ -487,7 +322,7 @@ class Pool:
         if active is None or active.reading is None or not active.reading.carried_tokens:
             return
         started = self._clock()
-        self._make_room(active.reading.carried_tokens + self._most_rows)
+        self._room.make(active.reading.carried_tokens + self._most_rows)
         if active not in self._active:
             return
         try:
@@ -507,7 +342,7 @@ class Pool:
         batch = [active for active in self._active if active.reading is None and active.put_aside is None]
         slices: list[Run] = []
         if reader is not None and reader.reading is not None and not reader.reading.carried_tokens:
-            size = self._slice_tokens if batch else self._context.settings.batch_tokens
+            size = self._slice_size if batch else self._read_tokens
             slices = [reader.reading.slice(max(0, min(size, self._context.free_cells - len(batch))))]
         if not batch:
             if reader is not None and slices:
@@ -538,9 +373,9 @@ class Pool:
         try:
             verification = verify(self._context, candidates, self._clock, slices)
         except QuorumError as error:
-            self._relieve(error)
+            self._room.relieve(error)
             return
-        self._failed_passes = 0
+        self._room.note_pass()
         rows = sum(1 + len(own) for own in sent)
         verify_ms = verification.verify_ms * rows / (rows + entering)
         self._times["verify_ms"] += verify_ms
@@ -570,29 +405,12 @@ class Pool:
         except PassCancelled:
             return
         except QuorumError as error:
-            self._relieve(error)
+            self._room.relieve(error)
             return
         finally:
             self._times["prefill_ms"] += (self._clock() - started) * 1e3
-        self._failed_passes = 0
+        self._room.note_pass()
         self._heed(active)
-
-    def _relieve(self, error: QuorumError) -> None:
-        """A pass failed; all is as before it, so that the next round is another attempt.
-
-        It finds the cells gathered. When that was of no help, the youngest answers wait, one more each time: whoever
-        is alone in the cache then, and still fails, has failed, and the others come back.
-        """
-        self._failed_passes += 1
-        present = [active for active in self._active if active.put_aside is None]
-        if self._can_roll_back and self._failed_passes == 1:
-            self._gather()
-        elif self._can_roll_back and len(present) > 1:
-            self._put_aside([active for active in present if active.reading is None][-1])
-        else:
-            self._failed_passes = 0
-            for active in present:
-                self._fail(active, error)
 
     def _heed(self, active: ActiveRequest) -> None:
         """Tell how far a prompt is read, and begin its answer when it is."""
@@ -682,13 +500,7 @@ class Pool:
         self._active.remove(active)
         self._drafting.drop(active)
         active.close()
-        if active.put_aside is None:
-            cached = active.cached
-            length = self._context.length(cached.sequence)
-            if length and self._can_roll_back:
-                self._shelf.put(Cached(cached.sequence, tuple(active.tokens[:length]), cached.held))
-            else:
-                self._context.free(cached.sequence)
+        self._room.leave(active)
 
     def _accounted_ms(self) -> float:
         return sum(self._times.values()) - self._times["other_ms"]
@@ -697,20 +509,12 @@ class Pool:
         """Let `statistics` say how things stand."""
         put_aside = sum(active.put_aside is not None for active in self._active)
         self._statistics = PoolStatistics(
-            exactness=self._exactness,
+            exactness=self._set.setting.requests_badge,
             active=len(self._active),
             put_aside=put_aside,
+            gathered=self._room.gathered,
             free_cells=self._context.free_cells,
             left_out=tuple(self._drafting.failures.items()),
             **self._counts,
             **self._times,  # type: ignore[arg-type]
         )
-
-
-def _exactness(loaded: LoadedSet) -> str:
-    """Whether requests in one pass say what each says alone, in a clause."""
-    if loaded.setting.is_exact is None:
-        return "not compared: requests in one pass may differ from each alone in the last bits"
-    if loaded.setting.is_exact:
-        return "exact: every request says what it says alone"
-    return "not exact: with this model, passes of several tokens differ from single ones in the last bits"

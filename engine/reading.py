@@ -18,6 +18,20 @@ from engine.runtime.shared import SharedContext
 from engine.runtime.state import UnknownState, convert
 
 
+def slice_size(least: int, unread_requests: int, most: int) -> int:
+    """Tokens of a prompt that enter in a pass with answers.
+
+    All pay for them with a longer pass. The more requests wait to be read, the more is gained by reading on: those that
+    are read share the passes that come after.
+
+    Args:
+        least: Where only one is read.
+        unread_requests: That one, and those that are to be read next.
+        most: Of any pass.
+    """
+    return min(least * unread_requests, most)
+
+
 class Reading:
     """A prompt that is being read. Used and closed by the context's owner."""
 

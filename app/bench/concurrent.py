@@ -20,7 +20,8 @@ from app.bench.prompts import Prompt
 from app.bench.rounds import WARM_UP, prompt_tokens, sampling_for
 from engine.config import GenerationSettings, Sampling
 from engine.loader import LoadedSet
-from engine.pool import TIMED, Pool, PoolRequest, PoolSettings, PoolStatistics, Ticket
+from engine.pool import Pool, PoolRequest, PoolSettings, PoolStatistics, Ticket
+from engine.pool_types import TIMED
 from engine.session import Session
 from engine.types import Finished, FinishReason
 

@@ -337,6 +337,24 @@ def test_closing_ends_every_request(tiny: LoadedSet) -> None:
     assert len(tiny.model.dependants) == 1
 
 
+def test_a_closed_pool_does_nothing(tiny: LoadedSet) -> None:
+    pool = Pool(tiny, PoolSettings(most_active=1))
+    settings = GenerationSettings(ENDLESS, PLAIN, 20)
+    tickets = [pool.submit(PoolRequest((5, 6, 7), settings)) for _ in range(2)]
+    pool.step()
+    pool.close()
+    after = pool.statistics
+    assert (after.active, after.waiting, after.cancelled) == (0, 0, 2)
+    pool.wait(0)  # requests had woken the owner
+    assert not pool.wait(0)
+    assert not pool.step()
+    tickets[0].cancel()
+    assert pool.wait()
+    assert not pool.step()
+    assert pool.statistics == after
+    assert [end_of(ticket).reason for ticket in tickets] == [FinishReason.CANCELLED] * 2
+
+
 def test_the_owner_is_woken_by_requests_and_cancels(tiny: LoadedSet) -> None:
     woken = threading.Semaphore(0)
     pool = Pool(tiny, wake=woken.release)
@@ -555,7 +573,7 @@ def test_a_request_that_does_not_come_back_from_gathering_fails_alone(
             put(sequence, state, tokens)
 
         monkeypatch.setattr(pool._context, "_put", put_others)
-        pool._gather()
+        pool._room.gather()
         monkeypatch.setattr(pool._context, "_put", put)
         while pool.step():
             pass
