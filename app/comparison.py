@@ -88,6 +88,8 @@ class ComparisonSnapshot:
 class Comparison(ReportingJob):
     """One comparison; its result is kept when it is over, also when it was stopped after some answers."""
 
+    doing = "comparing drafter sets"
+
     def __init__(self, request: ComparisonRequest) -> None:
         super().__init__()
         self.request = request

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from app.terminal import pace_text
 from engine.config import SetConfig
@@ -27,6 +28,9 @@ class JobState(str, Enum):
 
 class Job:
     """State, error and cancellation, common to all jobs."""
+
+    doing: ClassVar[str] = ""
+    """What the worker is at while it runs, as others are told; empty for what no worker does."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -123,6 +127,8 @@ class ReportingJob(Job):
 class Load(ReportingJob):
     """Loading a target with its drafters."""
 
+    doing = "loading a model"
+
     def __init__(self, prepare: Preparation) -> None:
         super().__init__()
         self.prepare = prepare
@@ -131,13 +137,19 @@ class Load(ReportingJob):
 class Unload(Job):
     """Freeing the loaded set."""
 
+    doing = "unloading a model"
+
 
 class Check(ReportingJob):
     """Measuring how exact the loaded set is."""
 
+    doing = "measuring how exact the model is"
+
 
 class Verify(ReportingJob):
     """Answering the same prompts with and without drafts, and comparing every token."""
+
+    doing = "comparing drafted answers with plain ones"
 
     def __init__(self) -> None:
         super().__init__()

@@ -84,6 +84,8 @@ class RunSnapshot:
 class Run(Job):
     """One answer to the last question of a conversation."""
 
+    doing = "answering a chat"
+
     def __init__(
         self,
         conversation_id: str,

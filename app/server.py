@@ -63,7 +63,7 @@ def create_app(service: Service, base: SetChoice, generation: GenerationSettings
 
     @app.get("/health")
     def health() -> dict[str, str | None]:
-        return {"status": "ok", "model": service.loaded.name if service.loaded else None}
+        return _health(service)
 
     app.include_router(download_routes(service))
     api = Api(service.desk, ApiOptions(Defaults(generation), key=os.environ.get(KEY_VARIABLE, "")))
@@ -138,7 +138,7 @@ def create_api_app(service: Service, options: ApiOptions, host: str, other_names
         refusal = service.desk.refusal
         if refusal:
             return JSONResponse({"status": "unavailable", "reason": refusal}, 503)
-        return JSONResponse({"status": "ok", "model": service.loaded.name if service.loaded else None})
+        return JSONResponse(_health(service))
 
     api = Api(service.desk, options)
     routes = [
@@ -148,6 +148,13 @@ def create_api_app(service: Service, options: ApiOptions, host: str, other_names
     ]
     guard = Middleware(Guard, host=host, other_names=tuple(other_names))
     return Starlette(routes=routes, middleware=[guard], exception_handlers=HANDLERS)
+
+
+def _health(service: Service) -> dict[str, str | None]:
+    """That the server is there, with which model, and what else the model has to do, if anything."""
+    occupied_by = service.occupied_by
+    found = {"status": "ok", "model": service.loaded.name if service.loaded else None}
+    return {**found, "occupied_by": occupied_by} if occupied_by else found
 
 
 def serve_api(

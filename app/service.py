@@ -105,6 +105,12 @@ class Service:
         return self._worker.trace
 
     @property
+    def occupied_by(self) -> str:
+        """What the worker is at besides other programs' requests; empty for nothing."""
+        with self._wake:
+            return self._current.doing if self._current else ""
+
+    @property
     def is_closed(self) -> bool:
         return self._is_closed
 

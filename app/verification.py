@@ -138,6 +138,7 @@ def verify(
     max_tokens: int,
     report: PhaseReport,
     cancel: threading.Event,
+    between: Callable[[], object] = lambda: None,
 ) -> Verification:
     """Compare everything, or what was done when cancelled.
 
@@ -149,6 +150,7 @@ def verify(
         max_tokens: Of each answer.
         report: Hears what is done.
         cancel: Set to stop.
+        between: Called after each step of an answer.
     """
     comparisons: list[Comparison] = []
     plain: list[PlainAnswer] = []
@@ -157,14 +159,14 @@ def verify(
         tokens = prompt_tokens(loaded, prompt)
         for name, sampling in ways_of_sampling.items():
             report(f"Answering {prompt.id} plainly", (len(plain) + len(comparisons)) / total)
-            answer = answer_plainly(loaded, tokens, sampling, max_tokens, cancel)
+            answer = answer_plainly(loaded, tokens, sampling, max_tokens, cancel, between)
             if answer is None:
                 return Verification(tuple(comparisons), tuple(plain))
             plain.append(answer)
             for way in ways_of_drafting:
                 done = len(plain) + len(comparisons)
                 report(f"Answering {prompt.id} with {way.policy}", done / total)
-                drafted = answer_drafted(loaded, tokens, sampling, way, max_tokens, cancel)
+                drafted = answer_drafted(loaded, tokens, sampling, way, max_tokens, cancel, between)
                 if drafted is None:
                     return Verification(tuple(comparisons), tuple(plain))
                 comparisons.append(

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.api.desk import IS_EXCHANGED, Desk
+from app.api.desk import IS_COMPARED, IS_EXCHANGED, Desk
 from app.bench.prompts import read_prompts
 from app.bench.rounds import prompt_tokens
 from app.comparison import Comparison
@@ -81,7 +81,7 @@ class Worker:
             QuorumError: the new set cannot be loaded.
             LoadCancelled: the job was cancelled.
         """
-        config = job.prepare(job.report, job.cancelled)
+        config = job.prepare(self._beside(job.report), job.cancelled)
         check(config)
         previous = self._loaded.config if self._loaded else None
         self.close()
@@ -137,10 +137,12 @@ class Worker:
         if self._loaded is None:
             raise NotReady("no model is loaded; choose one and load it, then check it")
 
+        beside = self._beside(job.report)
+
         def report(share: float) -> None:
             if job.cancelled.is_set():
                 raise LoadCancelled("the check was stopped")
-            job.report("Comparing batches with single tokens", share)
+            beside("Comparing batches with single tokens", share)
 
         self.exactness = probe(self._loaded.context, is_thorough=True, progress=report)
 
@@ -157,7 +159,7 @@ class Worker:
         fitting = [prompt for prompt in read_prompts() if len(prompt_tokens(loaded, prompt)) <= room]
         ways = speculations(Speculation())
         prompts = spread(fitting, VERIFIED_PROMPTS)
-        found = verify(loaded, prompts, samplings(), ways, VERIFIED_TOKENS, job.report, job.cancelled)
+        found = verify(loaded, prompts, samplings(), ways, VERIFIED_TOKENS, job.report, job.cancelled, self.attend)
         job.outcome = tuple(sentences(loaded, found))
         job.is_identical = not found.divergences if found.comparisons else None
         self._has_learnt = True
@@ -173,7 +175,7 @@ class Worker:
             raise NotReady("no model is loaded; choose one and load it, then compare")
         config = self._loaded.config
         job.request.plan(config)
-        self.close()
+        self.close(IS_COMPARED)
         try:
             job.run(config)
         finally:
@@ -184,6 +186,21 @@ class Worker:
         has_worked = self._desk.attend()
         self._has_learnt |= has_worked
         return has_worked
+
+    def _beside(self, report: PhaseReport) -> PhaseReport:
+        """A report that also lets other programs' requests go on, for as long as went by since the last one."""
+        last = time.monotonic()
+
+        def report_and_attend(phase: str, share: float) -> None:
+            nonlocal last
+            report(phase, share)
+            turn_s = time.monotonic() - last
+            last = time.monotonic()
+            while self.attend() and time.monotonic() - last < turn_s:
+                pass
+            last = time.monotonic()
+
+        return report_and_attend
 
     def rest(self) -> None:
         """Nothing to do for now: keep what was learnt about this machine."""

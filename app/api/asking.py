@@ -24,11 +24,17 @@ class ClientGone(Exception):
 class Asking:
     """Follows the tickets of one request, in the server's loop."""
 
-    def __init__(self, desk: Desk, lent: Lent, asked: Sequence[Asked], tickets: Sequence[Ticket]) -> None:
+    def __init__(
+        self, desk: Desk, lent: Lent, asked: Sequence[Asked], tickets: Sequence[Ticket], quiet_s: float
+    ) -> None:
+        """Args:
+        quiet_s: Longest time without a word to the client.
+        """
         self._desk = desk
         self._lent = lent
         self._asked = asked
         self._tickets = tickets
+        self._quiet_s = quiet_s
         self._is_gone = False
         self.answers = [one.answer(index) for index, one in enumerate(asked)]
 
@@ -41,18 +47,25 @@ class Asking:
     async def rounds(self) -> AsyncGenerator[list[tuple[Answer, Delta | PrefillProgress]], None]:
         """What came since the last time, until all answers are over; answers have taken it already.
 
+        Nothing comes where nothing did for a while: whoever waits for a stream can be told that it goes on.
+
         Raises:
             QuorumError: an answer failed, or the set went away; the others are cancelled.
             ClientGone: there is nobody to tell.
         """
+        loop = asyncio.get_running_loop()
+        quiet_until = loop.time() + self._quiet_s
         try:
             while any(answer.finished is None for answer in self.answers):
                 with self._desk.bell.listening() as rung:
                     found = self._read()
                     if not found:
-                        await rung
-                if found:
+                        # It rings for the answers of others, too.
+                        with contextlib.suppress(asyncio.TimeoutError):
+                            await asyncio.wait_for(rung, quiet_until - loop.time())
+                if found or loop.time() >= quiet_until:
                     yield found
+                    quiet_until = loop.time() + self._quiet_s
         finally:
             self.cancel()
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 NOTHING_LOADED = "no model is loaded; load one and ask again"
 IS_LOADING = "a model is being loaded; ask again in a while"
+IS_COMPARED = "the page compares drafter sets, which takes the loaded model's place for some minutes; ask again then"
 IS_EXCHANGED = "the loaded model is being exchanged; ask again in a while"
 SHUTS_DOWN = "Quorum is shutting down"
 

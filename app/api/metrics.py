@@ -32,7 +32,12 @@ def counted(statistics: PoolStatistics) -> Counter[str]:
 
 
 def exposition(
-    counts: Mapping[str, float], statistics: PoolStatistics | None, responses: Mapping[int, int], *, is_ready: bool
+    counts: Mapping[str, float],
+    statistics: PoolStatistics | None,
+    responses: Mapping[int, int],
+    *,
+    is_ready: bool,
+    are_requests_exact: bool | None,
 ) -> str:
     """The text that Prometheus reads.
 
@@ -41,8 +46,12 @@ def exposition(
         statistics: Of the present pool.
         responses: How many there were, by HTTP status.
         is_ready: Whether requests are taken.
+        are_requests_exact: Whether they measured bit-equal to each alone; None leaves it out.
     """
     lines = _metric("quorum_ready", "gauge", "Whether requests are taken.", [("", int(is_ready))])
+    if are_requests_exact is not None:
+        text = "Whether several requests in a pass measured bit-equal to each alone."
+        lines += _metric("quorum_requests_exact", "gauge", text, [("", int(are_requests_exact))])
     for name, text in GAUGES.items():
         value = 0 if statistics is None else getattr(statistics, name, 0)
         lines += _metric(f"quorum_{name}", "gauge", text, [("", value)])

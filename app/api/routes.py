@@ -28,7 +28,7 @@ from app.api.documents import (
     usage_chunk,
     whole_document,
 )
-from app.api.errors import ApiError, api_error
+from app.api.errors import ApiError, Unavailable, api_error
 from app.api.gate import KeyGate, Tally
 from app.api.metrics import exposition
 from app.api.schema import AnyRequest, ChatRequest, CompletionRequest, parse, read_json
@@ -40,6 +40,8 @@ DEFAULT_BODY_BYTES = 4 * 2**20
 ALIAS = "quorum"
 """A name under which the loaded model answers, whatever it is."""
 CLIENT_CLOSED_REQUEST = 499
+WAITS = b": the request waits for the model\n\n"
+"""A comment in a stream of events, which clients pass over; it keeps connections open on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class ApiOptions:
     most_body_bytes: int = DEFAULT_BODY_BYTES
     key: str = ""
     """What clients must show; empty: nothing."""
+    quiet_s: float = 15.0
+    """Longest time without a word in a stream; then a comment says that the request waits."""
 
 
 class Api:
@@ -84,7 +88,12 @@ class Api:
 
     async def _metrics(self, _request: Request) -> Response:
         desk = self._desk
-        text = exposition(desk.counts, desk.statistics, self._responses, is_ready=not desk.refusal)
+        are_exact = None
+        with contextlib.suppress(Unavailable), desk.borrowed() as lent:
+            are_exact = lent.loaded.setting.are_requests_exact
+        text = exposition(
+            desk.counts, desk.statistics, self._responses, is_ready=not desk.refusal, are_requests_exact=are_exact
+        )
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, _request: Request) -> Response:
@@ -140,7 +149,7 @@ class Api:
                     "n",
                 )
             tickets = self._desk.submit([one.request for one in asked])
-            return Asking(self._desk, lent, asked, tickets), head_of(fields, _name(lent))
+            return Asking(self._desk, lent, asked, tickets, self._options.quiet_s), head_of(fields, _name(lent))
 
     async def _body(self, request: Request) -> bytes:
         most = self._options.most_body_bytes
@@ -179,6 +188,7 @@ class Api:
                 "context_length": loaded.context.context_tokens,
                 "drafters": list(loaded.panel.names),
                 "exactness": loaded.setting.badge,
+                "requests_at_once": loaded.setting.requests_badge,
             }
 
     def _piece(self, token: int) -> bytes:
@@ -198,7 +208,7 @@ async def _stream(
     try:
         async with contextlib.aclosing(asking.rounds()) as rounds:
             async for found in rounds:
-                events = []
+                events = [] if found else [WAITS]
                 for answer, delta in found:
                     if isinstance(delta, PrefillProgress):
                         events.append(f": read {delta.done_tokens} of {delta.total_tokens} tokens\n\n".encode())

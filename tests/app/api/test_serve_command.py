@@ -48,6 +48,21 @@ def test_it_serves_until_it_is_interrupted_and_lets_answers_end(tiny: Path, tmp_
     )
 
 
+def test_it_answers_to_the_names_it_was_given_and_to_no_other(tiny: Path, tmp_path: Path) -> None:
+    named = ["--allow-host", "desk.example", "--allow-host", "192.0.2.7"]
+    with serving([*options(tiny), *named], {"QUORUM_HOME": str(tmp_path)}) as server:
+        url = f"{server.url}/chat/completions"
+        body = {**ENDLESS, "stream": False, "max_tokens": 2}
+        served = {"desk.example:18431", "DESK.example", "192.0.2.7", "localhost:1"}
+        for host in served | {"other.example", "desk.example.other.example", "192.0.2.8", "x@desk.example"}:
+            response = httpx.post(url, json=body, headers={"host": host}, timeout=PATIENCE_S)
+            assert response.status_code == (200 if host in served else 403), host
+        own, foreign = "http://desk.example:18431", "http://other.example:18431"
+        for origin, status in ((own, 200), (foreign, 403)):
+            headers = {"host": "desk.example:18431", "origin": origin}
+            assert httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S).status_code == status
+
+
 def test_a_second_interrupt_ends_it_at_once(tiny: Path, tmp_path: Path) -> None:
     environment = os.environ | {"QUORUM_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "launch.py", *options(tiny)]

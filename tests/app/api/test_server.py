@@ -158,6 +158,8 @@ def test_metrics_are_prometheus_text(served: Served) -> None:
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     values = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if not line.startswith("#"))
     assert values["quorum_ready"] == "1"
+    assert values["quorum_requests_exact"] == "1"
+    assert httpx.get(f"{served.url}/v1/models").json()["data"][0]["requests_at_once"].startswith("exact")
     assert float(values["quorum_done_total"]) >= 1
     assert float(values["quorum_tokens_total"]) >= 3
     assert float(values['quorum_http_responses_total{status="200"}']) >= 1
