@@ -25,7 +25,7 @@ from app.bench.prompts import SHIPPED_PROMPTS, Half, Prompt, choose_prompts, fir
 from app.bench.recording import Recording, load, record_answers, record_chains, save
 from app.bench.replay import ReplayClock, cost_model
 from app.bench.replayed import best_in_hindsight, replay_rows
-from app.bench.rounds import check_prompts
+from app.bench.rounds import check_prompts, prompt_tokens
 from app.bench.row import Row, compare, hash_text, row_document
 from app.bench.simulate import (
     NOTE,
@@ -49,6 +49,7 @@ from engine.errors import EnvironmentProblem, SettingError
 from engine.loader import FREE_DRAFTERS, LoadedSet
 from engine.pool import GPU_SLICE_TOKENS, SLICE_TOKENS, PoolSettings
 from engine.runtime.api import native
+from engine.runtime.context import Run
 from engine.runtime.model import LoadCancelled
 from models.atomic import replacing, write_json
 from models.expand import build_fixtures
@@ -159,7 +160,8 @@ def _add_simulation(group: argparse._ArgumentGroup) -> None:
         "--simulate",
         action="store_true",
         help="predict the pool's speed at 1,2,4,8,16 requests at once, or those of --concurrent, out of the costs that "
-        "were measured for the set, those of a recording named with --replay, or those given here",
+        "were measured for the set, those of a recording named with --replay, or those given here; with "
+        "--limit-per-category, for the prompts that --concurrent would ask",
     )
     group.add_argument("--accepted", type=_share, metavar="SHARE", help="of draft tokens; default: as recorded, or 0.7")
     group.add_argument("--requests", type=positive, default=SIMULATED_REQUESTS, metavar="N", help="default: 32")
@@ -266,7 +268,7 @@ def _build(directory: Path, progress: ProgressLine, cancel: threading.Event) -> 
 
 def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
     known = read_prompts(args.prompts or SHIPPED_PROMPTS)
-    half = Half(args.half or (Half.ALL if args.prompts else Half.REPORT))
+    half = _half(args)
     plan = _plan(args, known, half, progress, cancel)
     models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
     if plan.peer is not None:
@@ -303,7 +305,7 @@ def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading
 def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
     """Measure the request pool at several numbers of requests."""
     known = read_prompts(args.prompts or SHIPPED_PROMPTS)
-    half = Half(args.half or (Half.ALL if args.prompts else Half.REPORT))
+    half = _half(args)
     plan = _plan(args, known, half, progress, cancel)
     prompts = first_of_each(plan.prompts, plan.limit_per_category)
     models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
@@ -361,9 +363,8 @@ def _simulate(args: argparse.Namespace, progress: ProgressLine, cancel: threadin
     else:
         config = preparation(set_choice(args))(progress.show, cancel)
         with contextlib.closing(LoadedSet.load(config, progress.show, cancel)) as loaded:
-            cost, names = loaded.learning.cost, [drafter.name for drafter in loaded.panel.models]
+            scenarios = _measured_scenarios(args, loaded)
         progress.clear()
-        scenarios = [Scenario(name, _what_if(args, cost, name), _even_answers(args)) for name in names]
         source = f"measured for {config.target.name}"
     if not scenarios:
         raise SettingError("there is no draft model to simulate; name one with --drafters")
@@ -386,6 +387,54 @@ def _simulate(args: argparse.Namespace, progress: ProgressLine, cancel: threadin
         },
     )
     return 0
+
+
+def _measured_scenarios(args: argparse.Namespace, loaded: LoadedSet) -> list[Scenario]:
+    """One for each draft model of a set: for equal requests, or for those that --concurrent would ask."""
+    cost, names = loaded.learning.cost, [drafter.name for drafter in loaded.panel.models]
+    if args.limit_per_category is None:
+        return [Scenario(name, _what_if(args, cost, name), _even_answers(args)) for name in names]
+    known = choose_prompts(read_prompts(args.prompts or SHIPPED_PROMPTS), _half(args), _categories(args))
+    prompts = [tuple(prompt_tokens(loaded, one)) for one in first_of_each(known, args.limit_per_category)]
+    read_ms = _reading_ms(loaded)
+    scenarios = []
+    for name in names:
+        machine = _what_if(args, cost, name)
+        acceptance = loaded.learning.acceptance.general((name,)) if args.accepted is None else args.accepted
+        even = even_answers(len(prompts), 0, args.max_tokens, acceptance, args.seed)
+        answers = [
+            replace(answer, prompt_tokens=len(prompt), prompt=prompt)
+            for answer, prompt in zip(even, prompts, strict=True)
+        ]
+        read = machine if args.read_ms is not None else replace(machine, read_ms=read_ms)
+        scenarios.append(Scenario(name, read, tuple(answers)))
+    return scenarios
+
+
+def _reading_ms(loaded: LoadedSet) -> float:
+    """A token of a prompt, in passes as large as they get: the faster of two."""
+    context, clock = loaded.context, loaded.learning.cost.clock
+    run_tokens = [max(loaded.model.vocabulary.bos, 1)] * context.settings.batch_tokens
+    sequence = context.allocate()
+    context.hold_alone(sequence)
+    times_ms = []
+    try:
+        for _ in range(2):
+            started = clock()
+            context.decode([Run(sequence, run_tokens, 0)])
+            times_ms.append((clock() - started) * 1e3)
+            context.truncate(sequence, 0)
+    finally:
+        context.free(sequence)
+    return min(times_ms) / len(run_tokens)
+
+
+def _half(args: argparse.Namespace) -> Half:
+    return Half(args.half or (Half.ALL if args.prompts else Half.REPORT))
+
+
+def _categories(args: argparse.Namespace) -> list[str]:
+    return [name.strip() for name in args.categories.split(",") if name.strip()]
 
 
 def _recorded_scenarios(args: argparse.Namespace, recording: Recording) -> list[Scenario]:
@@ -449,7 +498,7 @@ def _record(args: argparse.Namespace, progress: ProgressLine, cancel: threading.
     if args.temperature:
         raise SettingError("--record follows the greedy answer; leave --temperature at 0")
     known = read_prompts(args.prompts or SHIPPED_PROMPTS)
-    half = Half(args.half or (Half.ALL if args.prompts else Half.REPORT))
+    half = _half(args)
     plan = _plan(args, known, half, progress, cancel)
     models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
     loaded = LoadedSet.load(replace(plan.set_config, drafters=plan.drafters), progress.show, cancel)
@@ -517,10 +566,9 @@ def _replay(args: argparse.Namespace, progress: ProgressLine, cancel: threading.
 def _plan(
     args: argparse.Namespace, known: tuple[Prompt, ...], half: Half, progress: ProgressLine, cancel: threading.Event
 ) -> Plan:
-    categories = [name.strip() for name in args.categories.split(",") if name.strip()]
     base = Configuration(speculation(args), Exactness(args.exactness or Exactness.EXACT.value))
     configurations = parse_configurations(args.configs or args.policy or DEFAULT_CONFIGS, base)
-    prompts = choose_prompts(known, half, categories)
+    prompts = choose_prompts(known, half, _categories(args))
     sampling = Sampling(temperature=args.temperature, seed=args.seed)
     peer = None if args.peer is None else _peer(args.peer)
     config = preparation(set_choice(args))(progress.show, cancel)

@@ -25,8 +25,11 @@ from engine.acceptance import AcceptanceModel
 from engine.config import MAX_DRAFT_TOKENS
 from engine.cost import CALIBRATED_SIZES, DRAFT_START_PASSES, CostModel
 from engine.length import LONGEST_DRAFT
+from engine.loader import CPU_BATCH_TOKENS
 from engine.marginal import share_out
 from engine.pool import SLICE_TOKENS
+from engine.prefix import shared_prefix
+from engine.reading import slice_size
 
 NOTE = "A simulation: every figure is predicted from costs and acceptance, none was measured."
 SHARED_SPEED = 0.5
@@ -66,7 +69,9 @@ class Machine:
     overhead_ms: float = 0.0
     """Of each answer in a pass, besides the pass."""
     slice_tokens: int = SLICE_TOKENS
-    """Of a prompt, in a pass that carries answers too."""
+    """Of a prompt, in a pass that carries answers too, where no other request waits to be read."""
+    read_tokens: int = CPU_BATCH_TOKENS
+    """Of a prompt, most in one pass."""
 
     def pass_ms(self, rows: int, context_tokens: int, requests: int, entering: int = 0) -> float:
         """A pass of the target over so many tokens of answers, and so many of a prompt that enter with them."""
@@ -113,6 +118,8 @@ class ForeseenAnswer:
     """For each token of the answer: how many of the longest draft that begins there the target accepts."""
     survivals: tuple[tuple[float, ...], ...]
     """For each: how likely that draft's tokens, and all before them, seem beforehand."""
+    prompt: tuple[int, ...] = ()
+    """Its tokens, where they are known: what it has in common with a request that is answered is not read again."""
 
     @property
     def tokens(self) -> int:
@@ -347,7 +354,7 @@ class Simulation:
 
     def _next_round(self) -> None:
         while self._waiting and len(self._active) < self._concurrency and not self._reader():
-            self._active.append(self._waiting.popleft())
+            self._active.append(self._begun(self._waiting.popleft()))
         reader = self._reader()
         batch = [request for request in self._active if not request.unread_tokens]
         if batch:
@@ -356,6 +363,14 @@ class Simulation:
                 self._verify(ready, reader)
         elif reader is not None:
             self._read_alone(reader)
+
+    def _begun(self, request: _Request) -> _Request:
+        """A request that goes on from what it has in common with another."""
+        prompt = request.answer.prompt
+        shared = max((shared_prefix(other.answer.prompt, prompt) for other in self._active), default=0)
+        request.unread_tokens -= shared
+        request.drafter_unread_tokens -= shared
+        return request
 
     def _reader(self) -> _Request | None:
         return next((request for request in self._active if request.unread_tokens), None)
@@ -419,7 +434,9 @@ class Simulation:
         machine, counts = self._machine, self._counts
         sent = self._share(batch)
         rows = len(batch) + sum(sent)
-        entering = min(machine.slice_tokens, reader.unread_tokens) if reader is not None else 0
+        next_ones = min(len(self._waiting), self._concurrency - len(self._active))
+        size = slice_size(machine.slice_tokens, 1 + next_ones, machine.read_tokens)
+        entering = min(size, reader.unread_tokens) if reader is not None else 0
         pass_ms = machine.pass_ms(rows, _mean_context(batch), len(batch), entering)
         other_ms = machine.overhead_ms * len(batch)
         started_ms = self._now_ms

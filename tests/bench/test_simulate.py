@@ -327,3 +327,23 @@ def test_a_policy_that_is_not_simulated_is_refused(capsys: pytest.CaptureFixture
 def test_what_cannot_be_is_refused(option: str) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--simulate", option])
+
+
+def test_requests_that_begin_alike_read_it_once() -> None:
+    one = ForeseenAnswer(20, (0,) * 4, ((0.5,),) * 4, prompt=tuple(range(20)))
+    other = replace(one, prompt=(*range(12), *range(50, 58)))
+    stranger = replace(one, prompt=tuple(range(90, 110)))
+    # 20 tokens alone, 40 ms; a pass of 1 + 8 tokens, then three of both answers, and one of the second one.
+    alike = simulate(MACHINE, (one, other), 2, Drafting.NONE)
+    assert alike.elapsed_ms == pytest.approx(40 + 18 + 3 * 11 + 10)
+    apart = simulate(MACHINE, (one, stranger), 2, Drafting.NONE)
+    assert apart.elapsed_ms == pytest.approx(40 + 27 + 14 + 2 * 11 + 2 * 10)
+
+
+def test_slices_are_larger_while_others_wait_to_be_read() -> None:
+    # 40 tokens alone. Then one answer and 32 tokens of the second prompt, for the third is read after it: 16 in all at
+    # the price of the pass, 17 at that of reading. Then 1 + 8; 2 + 16, of which 2 at the price of reading, twice; 2 + 8.
+    outcome = simulate(MACHINE, answers(3, prompt_tokens=40, tokens=9), 3, Drafting.NONE)
+    first = 80 + (25 + 17 * 2) + 18 + 2 * (25 + 2 * 2) + 19
+    # The first has 4 to go then, the second 6 and the third 9: 4 passes of all, 2 of two, 3 of one.
+    assert outcome.elapsed_ms == pytest.approx(first + 4 * 12 + 2 * 11 + 3 * 10)
