@@ -342,7 +342,7 @@ def test_requests_that_begin_alike_read_it_once() -> None:
 
 def test_slices_are_larger_while_others_wait_to_be_read() -> None:
     # 40 tokens alone. Then one answer and 32 tokens of the second prompt, for the third is read after it: 16 in all at
-    # the price of the pass, 17 at that of reading. Then 1 + 8; 2 + 16, of which 2 at the price of reading, twice; 2 + 8.
+    # the price of the pass, 17 at that of reading. Then 1 + 8; twice 2 + 16, of which 2 at that of reading; 2 + 8.
     outcome = simulate(MACHINE, answers(3, prompt_tokens=40, tokens=9), 3, Drafting.NONE)
     first = 80 + (25 + 17 * 2) + 18 + 2 * (25 + 2 * 2) + 19
     # The first has 4 to go then, the second 6 and the third 9: 4 passes of all, 2 of two, 3 of one.
