@@ -108,7 +108,8 @@ class Service:
     def occupied_by(self) -> str:
         """What the worker is at besides other programs' requests; empty for nothing."""
         with self._wake:
-            return self._current.doing if self._current else ""
+            job = self._current
+            return "" if job is None or job.is_over else job.doing
 
     @property
     def is_closed(self) -> bool:
