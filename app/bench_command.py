@@ -44,9 +44,9 @@ from app.choices import preparation
 from app.options import positive, set_choice, speculation
 from app.terminal import EXIT_INTERRUPTED, ProgressLine, interrupt_event
 from engine.config import Exactness, LookAhead, Policy, PolicyKind, Sampling, SetConfig
-from engine.cost import CostModel
+from engine.cost import CALIBRATED_SIZES, CostModel
 from engine.errors import EnvironmentProblem, SettingError
-from engine.loader import FREE_DRAFTERS, LoadedSet
+from engine.loader import CPU_BATCH_TOKENS, FREE_DRAFTERS, GPU_BATCH_TOKENS, LoadedSet
 from engine.pool import GPU_SLICE_TOKENS, SLICE_TOKENS, PoolSettings
 from engine.runtime.api import native
 from engine.runtime.context import Run
@@ -465,12 +465,13 @@ def _what_if(args: argparse.Namespace, measured: CostModel | None, drafter: str)
         drafter: Its name in what was measured.
     """
     if args.target_ms is not None:
-        target, slice_tokens = flat_cost(args.target_ms, args.target_slope_ms), GPU_SLICE_TOKENS
+        target = flat_cost(args.target_ms, args.target_slope_ms)
+        slice_tokens, read_tokens = GPU_SLICE_TOKENS, GPU_BATCH_TOKENS
         read_ms = args.target_slope_ms
     else:
         assert measured is not None
-        target, slice_tokens = measured, SLICE_TOKENS
-        read_ms = measured.verify_ms(slice_tokens, 0) / slice_tokens
+        target, slice_tokens, read_tokens = measured, SLICE_TOKENS, CPU_BATCH_TOKENS
+        read_ms = measured.verify_ms(CALIBRATED_SIZES[-1], 0) / CALIBRATED_SIZES[-1]
     if args.drafter_ms is not None:
         drafter_ms = args.drafter_ms
         drafter_read_ms = drafter_ms * UNKNOWN_READ_SHARE
@@ -490,6 +491,7 @@ def _what_if(args: argparse.Namespace, measured: CostModel | None, drafter: str)
         is_apart=args.drafters_apart,
         overhead_ms=target.overhead_ms,
         slice_tokens=slice_tokens,
+        read_tokens=read_tokens,
     )
 
 

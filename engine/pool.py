@@ -57,7 +57,7 @@ from engine.verify.tree import Candidate, Verification, verify
 
 __all__ = ["Pool", "PoolRequest", "PoolSettings", "PoolStatistics", "Ticket"]
 
-SLICE_TOKENS = 16
+SLICE_TOKENS = 32
 """Tokens of a prompt in a pass that carries answers too, where no other request waits to be read."""
 GPU_SLICE_TOKENS = 256
 SPARE_SEQUENCES = 2

@@ -98,6 +98,7 @@ class Machine:
             "drafters_apart": self.is_apart,
             "overhead_ms": self.overhead_ms,
             "slice_tokens": self.slice_tokens,
+            "read_tokens": self.read_tokens,
         }
 
 

@@ -41,6 +41,7 @@ MACHINE = Machine(
     drafter_ms=1.0,
     drafter_read_ms=0.0,
     drafter_start_passes=0.0,
+    slice_tokens=16,
 )
 """A pass takes 9 ms and one more for each token, a drafted token 1 ms for all requests together."""
 APART = replace(MACHINE, is_apart=True)
