@@ -27,7 +27,7 @@ CPU_CANDIDATES = (KvType.F16, KvType.BF16_F16, KvType.BF16, KvType.Q8_0)
 """From the fastest on, prompts included: those of a cache with BF16 can be read in an F16 one and carried over."""
 GPU_CANDIDATES = (KvType.F16,)
 PROBED_CONTEXT_TOKENS = 768
-STORE_VERSION = 2
+STORE_VERSION = 3
 
 SAME_DISTRIBUTION = "same distribution, not the same tokens"
 """What residual acceptance promises."""
