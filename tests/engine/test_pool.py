@@ -417,6 +417,31 @@ def test_a_long_prompt_is_read_as_a_session_reads_it(tiny: LoadedSet) -> None:
         assert is_same(one, alone(tiny, request))
 
 
+def test_slices_are_larger_while_others_wait_to_be_read(tiny: LoadedSet) -> None:
+    chance = random.Random(15)
+    settings = GenerationSettings(ENDLESS, PLAIN, 30)
+    requests = [PoolRequest(random_tokens(chance, 200), settings) for _ in range(4)]
+    pool = Pool(tiny, PoolSettings(most_active=4, context_tokens=2048))
+    try:
+        tickets = [pool.submit(request) for request in requests]
+        while pool.step():
+            pass
+    finally:
+        pool.close()
+    read = []
+    for request, ticket in zip(requests, tickets, strict=True):
+        events = events_of(ticket)
+        read.append([event.done_tokens for event in events if isinstance(event, PrefillProgress)])
+        assert isinstance(events[-1], Finished)
+        assert is_same(events[-1], alone(tiny, request))
+    assert read == [
+        [0, 128, 199],
+        [0, 96, 192, 199],
+        [0, 64, 128, 192, 199],
+        [0, 32, 64, 96, 128, 160, 192, 199],
+    ]
+
+
 @pytest.mark.parametrize("writer", [write_tiny_gemma3, write_tiny_hybrid])
 def test_models_of_other_kinds_say_what_they_say_alone(writer: Callable[[Path], Path], tmp_path: Path) -> None:
     """One that sees no further than a window in some layers, and one that cannot take tokens back."""
