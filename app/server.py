@@ -43,6 +43,8 @@ from models.starter import is_present
 
 PORTS_TRIED = 20
 SHUTDOWN_S = 2
+KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection: a request that they send as it is closed would be lost."""
 GRACE_S = 5.0
 """How long other programs' running requests may go on when the server is to end."""
 LOOK_S = 0.1
@@ -123,7 +125,7 @@ def serve(
                 threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
         app = create_app(service, choice, generation, host, actual_port)
-        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S, ws="none")
+        settings = _settings(app)
         _AnnouncingServer(settings, announce, service).run(sockets=[listener])
     finally:
         service.close()
@@ -187,7 +189,7 @@ def serve_api(
     try:
         load = service.load(preparation(choice))
         app = create_api_app(service, options, host, other_names)
-        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S, ws="none")
+        settings = _settings(app)
         server = _ApiServer(settings, service)
 
         def follow() -> None:
@@ -249,6 +251,16 @@ def listen(host: str, port: int) -> socket.socket:
     raise EnvironmentProblem(
         f"cannot listen on {host}, ports {port} to {port + PORTS_TRIED - 1} ({problem}); give another one with --port"
     ) from problem
+
+
+def _settings(app: Starlette) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ws="none",
+    )
 
 
 class _AnnouncingServer(uvicorn.Server):
