@@ -12,7 +12,7 @@ from gguf.constants import LlamaFileType
 from hypothesis import settings
 
 from models.derive import write_copy
-from models.starter import MODEL_BYTES, MODEL_NAME, REQUIREMENT, fetch_starter
+from models.starter import MODEL_BYTES, REQUIREMENT, fetch_starter
 
 # No test fails because the machine is slow.
 settings.register_profile("patient", deadline=None)
@@ -57,10 +57,14 @@ def draft_models(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.fixture(scope="module")
 def starter_home(starter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Quorum's folders with the starter in them; this machine is measured once for all tests of a module."""
-    home = tmp_path_factory.mktemp("home")
+    return with_model(tmp_path_factory.mktemp("home"), starter)
+
+
+def with_model(home: Path, model: Path) -> Path:
+    """Give Quorum's folders under `home` a model, as if it had been fetched; returns `home`."""
     models = home / "cache" / "models"
     models.mkdir(parents=True)
-    os.link(starter, models / MODEL_NAME)
+    os.link(model, models / model.name)
     return home
 
 

@@ -34,6 +34,7 @@ from tests.app.browser import (
     serving,
     set_control,
 )
+from tests.conftest import with_model
 
 WALL = """
 import os, sys
@@ -149,10 +150,7 @@ def test_no_request_leaves_this_machine(
     walled_page: Page, wall: Wall, asked_of_proxy: tuple[int, list[str]], set_config: SetConfig, tmp_path: Path
 ) -> None:
     """The whole page is used, and shown an image, a font and a formula that a model might name."""
-    models = tmp_path / "home" / "cache" / "models"
-    models.mkdir(parents=True)
-    (models / set_config.target.name).hardlink_to(set_config.target)
-    with served(wall, tmp_path / "home") as server:
+    with served(wall, with_model(tmp_path / "home", set_config.target)) as server:
         page = walled_page
         failed: dict[str, str | None] = {}
         page.on("requestfailed", lambda request: failed.update({request.url: request.failure}))

@@ -11,6 +11,7 @@ import pytest
 from app.choices import SetChoice, preparation
 from app.placements import NOTHING, Placements, Written
 from engine.errors import EnvironmentProblem
+from tests.conftest import with_model
 
 BASE = SetChoice()
 TARGET, OTHER, DRAFTER = "/models/target.gguf", "/models/other.gguf", "/models/drafter.gguf"
@@ -79,9 +80,7 @@ def test_a_broken_file_is_named_and_left_alone(home: Path, text: str) -> None:
 
 def test_a_load_places_the_drafters_that_it_chose_itself(home: Path, starter: Path) -> None:
     """The first load of a start names no drafters, and none of the starter's file."""
-    models = home / "cache" / "models"
-    models.mkdir(parents=True)
-    (models / starter.name).hardlink_to(starter)
+    models = with_model(home, starter) / "cache" / "models"
     Placements(BASE).write_target(str(models / starter.name), Written("", "2"))
     prepare = preparation(BASE, placing=Placements(BASE).placed)
     assert prepare(lambda _phase, _share: None, threading.Event()).placement.threads == 2

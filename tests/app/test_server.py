@@ -18,6 +18,7 @@ from engine.config import GenerationSettings, Policy, PolicyKind, Shape, Specula
 from engine.errors import EnvironmentProblem, MemoryShortage, ModelFileError, SettingError
 from engine.runtime.devices import Device
 from models import budget
+from tests.conftest import with_model
 
 HOST = "127.0.0.1"
 
@@ -61,9 +62,7 @@ def test_an_address_that_is_not_ours_is_explained() -> None:
 
 
 def test_names_become_files(starter: Path, home: Path) -> None:
-    folder = home / "cache" / "models"
-    folder.mkdir(parents=True)
-    (folder / starter.name).hardlink_to(starter)
+    folder = with_model(home, starter) / "cache" / "models"
     config = preparation(SetChoice())(lambda _phase, _share: None, threading.Event())
     assert config.target == folder / starter.name
     assert config.drafters == ("ngram", "suffix")
