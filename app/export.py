@@ -15,9 +15,13 @@ def as_markdown(conversation: Conversation) -> str:
         parts.append("\n".join(f"> {line}" for line in conversation.system_prompt.strip().splitlines()))
     for turn in conversation.turns:
         parts.append(f"## You\n\n{turn.question}")
-        answered_by = turn.model or "Model"
-        note = f"\n\n*{turn.note}*" if turn.note else ""
-        parts.append(f"## {answered_by}\n\n{turn.answer}{note}")
+        parts.append(f"## {turn.model or 'Model'}")
+        if turn.thinking.strip():
+            parts.append(f"<details><summary>Thought</summary>\n\n{turn.thinking.strip()}\n\n</details>")
+        if turn.answer:
+            parts.append(turn.answer)
+        if turn.note:
+            parts.append(f"*{turn.note}*")
     return "\n\n".join(parts) + "\n"
 
 
@@ -41,6 +45,7 @@ def file_stem(conversation: Conversation) -> str:
 def _turn(turn: Turn) -> dict[str, object]:
     return {
         "question": turn.question,
+        "thinking": turn.thinking,
         "answer": turn.answer,
         "model": turn.model,
         "finish_reason": turn.finish_reason.value if turn.finish_reason else None,

@@ -169,7 +169,7 @@ class Run(Job):
                     del self._tokens[self._begun_tokens + len(event.token_ids) :]
                     self._finished = event
                 else:
-                    batch = tuple(map(_answer_token, event.tokens, event.token_texts))
+                    batch = tuple(map(_answer_token, event.tokens, event.token_texts, event.token_thoughts))
                     self._text.append(event.text)
                     self._thinking.append(event.thinking)
                     self._tokens += batch
@@ -225,5 +225,5 @@ class Run(Job):
         )
 
 
-def _answer_token(token: EmittedToken, text: str) -> AnswerToken:
-    return AnswerToken(token.id, text, token.provenance, token.proposers, token.agreement, token.probability)
+def _answer_token(token: EmittedToken, text: str, thought: str) -> AnswerToken:
+    return AnswerToken(token.id, thought + text, token.provenance, token.proposers, token.agreement, token.probability)

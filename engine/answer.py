@@ -99,13 +99,14 @@ class Answer:
             found = self._sampler.take_log_probabilities()  # an end token's own comes last and is left over
             tokens = tuple(replace(token, log_probabilities=one) for token, one in zip(tokens, found, strict=False))
         texts: list[str] = []
-        thought = len(self._text.thinking)
+        thoughts: list[str] = []
         for token in tokens:
             self._ids.append(token.id)
+            before = len(self._text.thinking)
             texts.append(self._text.push(token.id))
+            thoughts.append(self._text.thinking[before:])
             if self._text.is_stopped:
                 break
-        thinking = self._text.thinking[thought:]
         return StepDone(
             tokens,
             "".join(texts),
@@ -113,8 +114,9 @@ class Answer:
             self._metrics(),
             self._timings(),
             self._state(),
-            thinking,
+            "".join(thoughts),
             tuple(texts),
+            tuple(thoughts),
         )
 
     def finish(self, reason: FinishReason) -> Finished:

@@ -386,6 +386,8 @@ class StepDone:
     """What became readable of a thought that precedes the answer."""
     token_texts: tuple[str, ...] = ()
     """What became readable by each token; one entry a token, fewer where a stop string ended the answer."""
+    token_thoughts: tuple[str, ...] = ()
+    """The same of a thought."""
 
 
 @dataclass(frozen=True, slots=True)
