@@ -174,7 +174,9 @@ class Worker:
         if self._loaded is None:
             raise NotReady("no model is loaded; choose one and load it, then compare")
         config = self._loaded.config
-        job.request.plan(config)
+        plan = job.request.plan(config)
+        # The loaded set goes on without its files where they were removed meanwhile; one that is put away does not.
+        check(replace(config, drafters=tuple({*config.drafters, *plan.drafter_specs.values()})))
         self.close(IS_COMPARED)
         try:
             job.run(config)

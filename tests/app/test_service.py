@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from app.bench.prompts import Prompt
+from app.comparison import ComparisonRequest
 from app.conversations import Conversations, Turn
 from app.jobs import JobState, PhaseReport
 from app.run import GRACE_S, Run, RunSnapshot
@@ -18,6 +20,7 @@ from app.sessions import MOST_SESSIONS
 from app.worker import NotReady
 from engine.config import SetConfig
 from engine.errors import PromptError
+from engine.runtime.template import Message
 from engine.types import FinishReason, Metrics
 from tests.app.conftest import PATIENCE_S, FakeClock, finished, loading, settings
 
@@ -28,6 +31,20 @@ READING_PAUSE_S = 0.005
 
 def ask(service: Service, question: str, max_tokens: int | None = None) -> Run:
     return service.ask(service.conversations.create().id, question, settings(max_tokens))
+
+
+def test_a_comparison_without_the_targets_file_leaves_the_loaded_set(
+    service: Service, set_config: SetConfig, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.gguf"
+    mine.hardlink_to(set_config.target)
+    finished(service.load(loading(replace(set_config, target=mine))))
+    mine.unlink()
+    prompt = Prompt("own", "own", (Message("user", SHORT),))
+    comparison = service.compare(ComparisonRequest((("ngram",),), ("auto",), (prompt,), rounds=1, max_tokens=4))
+    assert finished(comparison).peek().state is JobState.FAILED
+    assert "mine.gguf" in comparison.peek().error
+    assert finished(ask(service, SHORT, 4)).peek().text
 
 
 def read_until_text(run: Run, characters: int = 1) -> RunSnapshot:
