@@ -59,6 +59,13 @@ def result_view(result: Result, other: Result | None = None) -> str:
 def advice(result: Result) -> str:
     """One plain sentence."""
     best = result.best
+    if not best and result.unsure_best:
+        figure = result.summary.named(result.unsure_best).ratio
+        assert figure is not None
+        return (
+            f"<b>{escape(result.unsure_best)}</b> was {figure.overall.value:.2f}× as fast as plain, but one prompt "
+            "does not tell how sure that is: compare with <b>two or more of a category</b>."
+        )
     if not best:
         return (
             "Nothing here is surely faster than plain decoding: <b>stay with plain</b>, or with "

@@ -21,7 +21,7 @@ from app.bench.journal import Journal
 from app.bench.machine import machine_document, models_document
 from app.bench.prompts import Prompt
 from app.bench.row import Row, compare, hash_text, row_document, row_from
-from app.bench.summary import Summary, summarise
+from app.bench.summary import ConfigSummary, Figures, Summary, summarise
 from app.jobs import JobState, ReportingJob
 from engine.config import Policy, Sampling, SetConfig, Speculation
 from engine.errors import SettingError
@@ -183,8 +183,29 @@ class Result:
     @property
     def best(self) -> str:
         """The configuration that is surely faster than plain, and the fastest of those; empty for none."""
-        sure = [own for own in self.summary.configs if not own.is_baseline and own.ratio and own.ratio.overall.low > 1]
-        return max(sure, key=lambda own: own.ratio.overall.value if own.ratio else 0.0).config if sure else ""
+        sure = [own for own in self._candidates if own.ratio and own.ratio.overall.low > 1 and _has_interval(own.ratio)]
+        return max(sure, key=_speed_up).config if sure else ""
+
+    @property
+    def unsure_best(self) -> str:
+        """The fastest configuration, where it has answered too few prompts to tell how sure that is; empty for none."""
+        fastest = max(self._candidates, key=_speed_up, default=None)
+        if fastest is None or not fastest.ratio or fastest.ratio.overall.value <= 1 or _has_interval(fastest.ratio):
+            return ""
+        return fastest.config
+
+    @property
+    def _candidates(self) -> list[ConfigSummary]:
+        return [own for own in self.summary.configs if not own.is_baseline and own.ratio]
+
+
+def _speed_up(own: ConfigSummary) -> float:
+    return own.ratio.overall.value if own.ratio else 0.0
+
+
+def _has_interval(ratio: Figures) -> bool:
+    """Whether a category has several prompts: how far apart they lie is all that tells how sure a figure is."""
+    return any(category.prompts > 1 for category in ratio.by_category.values())
 
 
 def kept_results() -> tuple[Result, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.bench.row import Row, compare
 from app.bench.summary import summarise
-from app.compare_view import result_view
+from app.compare_view import advice, result_view
 from app.comparison import Result
 from tests.bench.making import row
 
@@ -36,6 +36,17 @@ def result(*rows: Row, made_at: float = 0.0, **machine: str) -> Result:
 def curves(html: str) -> list[list[str]]:
     card = html.partition('id="pace-card"')[2].partition("</section>")[0]
     return [points.split() for points in re.findall(r'<polyline data-line="\d" points="([^"]+)"', card)]
+
+
+def test_one_prompt_is_too_few_to_advise_a_set() -> None:
+    once = (row("a", "plain", 10), row("a", "auto", 20))
+    assert result(*once).best == ""
+    assert "auto</b> was 2.00× as fast as plain, but one prompt" in advice(result(*once))
+    twice = (*once, row("b", "plain", 10), row("b", "auto", 22))
+    assert result(*twice).best == "auto"
+    assert advice(result(*twice)).startswith("Use <b>auto</b>: 2.10×")
+    slower = (row("a", "plain", 10), row("a", "auto", 9))
+    assert advice(result(*slower)).startswith("Nothing here is surely faster")
 
 
 def test_tokens_are_drawn_over_the_time_they_took() -> None:
