@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
-from app.conversations import Entry
+from app.conversations import LISTED_AT_FIRST, Listing
 
 
 @dataclass(frozen=True)
@@ -18,6 +17,10 @@ class ChatList:
     new: gr.Button
     search: gr.Textbox
     entries: gr.Radio
+    older: gr.Button
+    """Lists conversations that are older than those listed."""
+    most_listed: gr.Textbox
+    """How many of the newest are listed; never seen."""
     title: gr.Textbox
     rename: gr.Button
     export: gr.HTML
@@ -38,6 +41,8 @@ def build_chat_list() -> ChatList:
         elem_id="search-chats",
     )
     entries = gr.Radio([], label="Conversations", show_label=False, container=False, elem_id="chat-list")
+    older = gr.Button("Older conversations", size="sm", visible=False, elem_id="older-chats")
+    most_listed = gr.Textbox(str(LISTED_AT_FIRST), visible="hidden", label="Conversations listed")
     with gr.Accordion("This conversation", open=False, elem_id="chat-actions"):
         title = gr.Textbox(label="Title", placeholder="Its first question", max_lines=1, elem_id="chat-title")
         rename = gr.Button("Rename", size="sm", elem_id="rename-chat")
@@ -48,14 +53,20 @@ def build_chat_list() -> ChatList:
             really_delete = gr.Button(
                 "Delete for good", size="sm", variant="stop", visible=False, elem_id="really-delete-chat", min_width=60
             )
-    return ChatList(new, search, entries, title, rename, export, delete, keep, really_delete)
+    return ChatList(new, search, entries, older, most_listed, title, rename, export, delete, keep, really_delete)
 
 
-def list_update(entries: Sequence[Entry], conversation_id: str) -> dict[str, Any]:
+def list_update(listing: Listing, conversation_id: str) -> dict[str, Any]:
     """What the list is to show; the open conversation is chosen where it is listed."""
-    choices = [(entry.name, entry.id) for entry in entries]
-    is_listed = any(entry.id == conversation_id for entry in entries)
+    choices = [(entry.name, entry.id) for entry in listing.entries]
+    is_listed = any(entry.id == conversation_id for entry in listing.entries)
     update: dict[str, Any] = gr.update(choices=choices, value=conversation_id if is_listed else None)
+    return update
+
+
+def older_update(older: int) -> dict[str, Any]:
+    """The button that lists older conversations, where there are some."""
+    update: dict[str, Any] = gr.update(visible=older > 0, value=f"Show older conversations ({older:,})")
     return update
 
 

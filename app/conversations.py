@@ -29,6 +29,8 @@ from engine.types import FinishReason, Provenance
 
 SCHEMA_VERSION = 1
 CACHED = 32
+LISTED_AT_FIRST = 200
+"""Conversations that are listed before anybody asks for more."""
 TITLE_CHARACTERS = 60
 INTERRUPTED = "Quorum ended before this answer did"
 
@@ -72,7 +74,7 @@ class AnswerToken:
 
     id: int
     text: str
-    """What became readable by it; empty inside a character that several tokens make up."""
+    """What became readable by it, of the thought or the answer; empty inside a character of several tokens."""
     provenance: Provenance
     proposers: tuple[str, ...] = ()
     agreement: float = 0.0
@@ -130,6 +132,15 @@ class Entry:
     id: str
     name: str
     changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The newest of the conversations that were looked for."""
+
+    entries: tuple[Entry, ...] = ()
+    older: int = 0
+    """How many more were found, all older than these."""
 
 
 def title_of(question: str) -> str:
@@ -191,7 +202,7 @@ class Conversations:
             ).fetchall()
             return self._remember(Conversation(conversation_id, tuple(map(_turn_of, turns)), row[1], row[0]))
 
-    def find(self, words: str = "", limit: int = 200) -> tuple[Entry, ...]:
+    def find(self, words: str = "", limit: int = LISTED_AT_FIRST) -> Listing:
         """Conversations that have a turn and whose title, questions or answers hold all the words; newest first."""
         condition = (
             "(c.title LIKE ? ESCAPE '\\' OR EXISTS (SELECT 1 FROM turns t WHERE t.conversation = c.id "
@@ -201,11 +212,13 @@ class Conversations:
         where = "".join(f" AND {condition}" for _ in patterns)
         with self._lock:
             rows = self._database.execute(
-                "SELECT c.id, c.title, c.changed_at, first.question FROM conversations c JOIN turns first "
-                f"ON first.conversation = c.id AND first.number = 0 WHERE 1{where} ORDER BY c.changed_at DESC LIMIT ?",
+                "SELECT c.id, c.title, c.changed_at, first.question, COUNT(*) OVER () FROM conversations c "
+                "JOIN turns first ON first.conversation = c.id AND first.number = 0 "
+                f"WHERE 1{where} ORDER BY c.changed_at DESC LIMIT ?",
                 (*(pattern for pattern in patterns for _ in range(3)), limit),
             ).fetchall()
-        return tuple(Entry(row[0], row[1] or title_of(row[3]), row[2]) for row in rows)
+        entries = tuple(Entry(row[0], row[1] or title_of(row[3]), row[2]) for row in rows)
+        return Listing(entries, rows[0][4] - len(rows) if rows else 0)
 
     def rename(self, conversation_id: str, title: str) -> None:
         """Give it a title; an empty one leaves it to the first question."""
@@ -331,10 +344,17 @@ class Conversations:
         turn = conversation.turns[number]
         text = "".join(batch[0] for batch in batches)
         tokens = tuple(token for batch in batches for token in _tokens_of(batch[1]))
+        said = "".join(token.text for token in tokens)
         self.set_turn(
             conversation.id,
             number,
-            replace(turn, answer=turn.answer + text, tokens=turn.tokens + tokens, note=INTERRUPTED),
+            replace(
+                turn,
+                thinking=turn.thinking + said.removesuffix(text),
+                answer=turn.answer + text,
+                tokens=turn.tokens + tokens,
+                note=INTERRUPTED,
+            ),
         )
         row = database.execute(
             "SELECT target, pieces FROM pieces WHERE conversation = ?", (conversation.id,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app import compare_view, inside_view, models_view, views
-from app.conversations import Conversation, Entry, Turn
+from app.conversations import LISTED_AT_FIRST, Conversation, Listing, Turn
 from app.run import RunSnapshot
 from app.service import Service
 from app.token_view import token_view
@@ -51,7 +51,7 @@ class PageState:
     is_comparing: bool
     errand: str
     is_on_errand: bool
-    entries: tuple[Entry, ...]
+    listing: Listing
 
     @property
     def is_quiet(self) -> bool:
@@ -76,6 +76,7 @@ class PageWatch:
         *,
         shows_tokens: bool = False,
         most_turns: int = TURNS_AT_FIRST,
+        most_listed: int = LISTED_AT_FIRST,
     ) -> None:
         """Args:
         service: Is looked at.
@@ -83,15 +84,17 @@ class PageWatch:
         words: What the list of conversations is searched for.
         shows_tokens: Whether answers are shown token by token.
         most_turns: How many of the latest turns are shown.
+        most_listed: How many of the newest conversations are listed.
         """
         self._most_turns = most_turns
+        self._most_listed = most_listed
         self._service = service
         self._conversation_id = conversation_id
         self._words = words
         self._shows_tokens = shows_tokens
         self._devices = list_devices()
         self._revision: int | None = None
-        self._entries: tuple[Entry, ...] = ()
+        self._listing = Listing()
         self._insight: Insight | None = None
         self._cards = inside_view.empty()
         self._traced: tuple[TracedStep, ...] = ()
@@ -141,16 +144,16 @@ class PageWatch:
             is_comparing=comparison is not None and not comparison.is_over,
             errand=models_view.errand(errand),
             is_on_errand=errand is not None and not errand.is_over,
-            entries=self._listed(),
+            listing=self._listed(),
         )
 
-    def _listed(self) -> tuple[Entry, ...]:
+    def _listed(self) -> Listing:
         revision = self._service.conversations.revision
         if revision != self._revision:
             # The number before the list: what changes in between is seen the next time.
             self._revision = revision
-            self._entries = self._service.conversations.find(self._words)
-        return self._entries
+            self._listing = self._service.conversations.find(self._words, self._most_listed)
+        return self._listing
 
     def _inside(self, answer: RunSnapshot | None) -> str:
         insight = self._service.insight

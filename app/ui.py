@@ -16,10 +16,11 @@ from typing import Any
 import gradio as gr
 
 from app import compare_view, views
-from app.chats import export_links, list_update
+from app.chats import export_links, list_update, older_update
 from app.choices import SetChoice, as_it_is, preparation
 from app.compare_tab import set_choices
 from app.comparison import kept_results, read_result
+from app.conversations import LISTED_AT_FIRST
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.models_events import ModelsEvents, connect_models
 from app.notices import attempt
@@ -46,6 +47,7 @@ KEEP_CHOSEN = "(chosen, opened) => chosen || opened"
 """A question may have been asked, in a conversation of its own, before the page heard which one it opens."""
 
 SHOW_MORE = f"(shown) => String(Number(shown) + {2 * TURNS_AT_FIRST})"
+LIST_MORE = f"(listed) => String(Number(listed) + {LISTED_AT_FIRST})"
 SHOW_FIRST = f"() => '{TURNS_AT_FIRST}'"
 
 Values = Mapping[Any, Any]
@@ -93,7 +95,7 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers, models: Model
     def followed(event: Any) -> Any:
         return event.then(
             handlers.follow,
-            [layout.conversation, layout.chats.search, layout.view, layout.most_turns],
+            [layout.conversation, layout.chats.search, layout.view, layout.most_turns, layout.chats.most_listed],
             handlers.shown,
             trigger_mode="multiple",  # else Gradio leaves out a stream that is asked for while the one before it ends
             concurrency_limit=None,
@@ -170,6 +172,7 @@ def _connect_chats(layout: Layout, handlers: _Handlers, command: Any, followed: 
     followed(command(chats.new.click, handlers.new_chat, layout.conversation, opened))
     followed(command(chats.entries.input, handlers.open_listed, chats.entries, opened))
     followed(command(chats.search.change, lambda: None, None, None))
+    followed(command(chats.older.click, None, chats.most_listed, chats.most_listed, LIST_MORE))
     described = [chats.title, chats.export, layout.answers.system_prompt]
     command(layout.conversation.change, handlers.describe, layout.conversation, described)
     followed(command(chats.rename.click, handlers.rename, [layout.conversation, chats.title], layout.notice))
@@ -235,6 +238,7 @@ class _Handlers:
             layout.stop_verifying,
             layout.trace,
             layout.chats.entries,
+            layout.chats.older,
             layout.compare.progress,
             layout.compare.start,
             layout.compare.cancel,
@@ -244,12 +248,17 @@ class _Handlers:
         """The components that `follow` writes, in the order of `_values_of`."""
 
     async def follow(
-        self, conversation_id: str, words: str, view: str, most_turns: str, request: gr.Request
+        self, conversation_id: str, words: str, view: str, most_turns: str, most_listed: str, request: gr.Request
     ) -> AsyncIterator[tuple[Any, ...]]:
         """Stream the page's state until all is quiet; only what has changed is sent."""
         page = request.session_hash
         watch = self._newest_streams[page] = PageWatch(
-            self._service, conversation_id, words, shows_tokens=view == TOKEN_VIEW, most_turns=int(most_turns)
+            self._service,
+            conversation_id,
+            words,
+            shows_tokens=view == TOKEN_VIEW,
+            most_turns=int(most_turns),
+            most_listed=int(most_listed),
         )
         shown: tuple[Any, ...] = ()
         try:
@@ -284,6 +293,8 @@ class _Handlers:
     def ask(self, values: Values) -> tuple[str, str, str]:
         """Returns the conversation, what is to stand in the message box, and what stood in the way."""
         question = values[self._layout.question]
+        if not question.strip():
+            return values[self._layout.conversation], "", ""  # a key pressed twice is no mistake to be told of
         conversation_id, problem = self._ask(values, question)
         return conversation_id, question if problem else "", problem
 
@@ -497,7 +508,8 @@ def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
         gr.update(visible=not state.is_verifying),
         gr.update(visible=state.is_verifying),
         state.trace,
-        list_update(state.entries, conversation_id),
+        list_update(state.listing, conversation_id),
+        older_update(state.listing.older),
         state.comparing,
         gr.update(visible=not state.is_comparing),
         gr.update(visible=state.is_comparing),

@@ -68,7 +68,7 @@ def main() -> None:
     print(f"beyond the model {few:.3f} s and {many:.3f} s: {growth:+.0f} % of the wait with one turn")
 
 
-def fill(home: Path, turns: int) -> str:
+def fill(home: Path, turns: int, name: str = "") -> str:
     """Keep a conversation of so many short turns; returns its name."""
     (home / "data").mkdir(parents=True, exist_ok=True)
     conversations = Conversations(home / "data" / "conversations.sqlite3")
@@ -79,9 +79,10 @@ def fill(home: Path, turns: int) -> str:
         assert index is not None
         answer = f"After {number} follows **{number + 1}**.\n\n- as `{number} + 1`\n- and so on"
         conversations.set_turn(conversation_id, index, Turn(question, answer, FinishReason.STOP, model="made"))
-    conversations.rename(conversation_id, f"{turns} turns")
+    name = name or f"{turns} turns"
+    conversations.rename(conversation_id, name)
     conversations.close()
-    return f"{turns} turns"
+    return name
 
 
 def _waits(page: Page, name: str, turns: int, questions: int) -> list[tuple[float, float]]:

@@ -108,6 +108,15 @@ def choose(page: Page, control: str, name: str) -> None:
     page.get_by_role("option", name=name, exact=True).click()
 
 
+def tab_to(page: Page, goal: Locator, most: int = 100) -> None:
+    """Press Tab until the goal has the focus."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if goal.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError(f"{goal} cannot be reached with the Tab key")
+
+
 def settle(page: Page) -> None:
     """The page takes a value over a moment after it was typed, by its own clock; nobody clicks on within it."""
     page.evaluate("() => new Promise((done) => setTimeout(done, 1000))")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, expect
 
+from app.bench.row import compare, row_document
+from app.conversations import LISTED_AT_FIRST
 from app.page_state import TURNS_AT_FIRST
-from engine.config import SetConfig
+from engine.config import SetConfig, default_threads
+from models.atomic import write_json
 from models.derive import write_copy
 from scripts.long_conversation import fill
 from tests.app.browser import (
@@ -28,8 +32,11 @@ from tests.app.browser import (
     serving,
     set_control,
     settle,
+    tab_to,
     wait_until,
 )
+from tests.bench.making import row
+from tests.conftest import with_model
 
 LONG = "Write a very long story about a lighthouse keeper and the sea, in many chapters."
 OPTIONS = ["--no-browser", "--target", "starter", "--drafters", "ngram,suffix", "--threads", "1", "--policy", "fixed:4"]
@@ -40,26 +47,25 @@ READINGS = ("tokens-per-second", "acceptance-rate", "accepted-length", "vote-agr
 
 
 @pytest.fixture(scope="module")
-def server(set_config: SetConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server_home(set_config: SetConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_model(tmp_path_factory.mktemp("browser-home"), set_config.target)
+
+
+@pytest.fixture(scope="module")
+def server(server_home: Path) -> Iterator[Server]:
     """Finds its wanted port taken, and the starter in place."""
-    home = tmp_path_factory.mktemp("browser-home")
-    models = home / "cache" / "models"
-    models.mkdir(parents=True)
-    (models / set_config.target.name).hardlink_to(set_config.target)
     with ExitStack() as stack:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             options = [*OPTIONS, "--port", str(taken.getsockname()[1])]
-            started = stack.enter_context(serving(options, {"QUORUM_HOME": str(home)}))
+            started = stack.enter_context(serving(options, {"QUORUM_HOME": str(server_home)}))
         yield started
 
 
 @pytest.fixture
 def collector(set_config: SetConfig, tmp_path: Path) -> Iterator[Server]:
     """Has the starter, and what else a test brings; nobody else sees it."""
-    models = tmp_path / "home" / "cache" / "models"
-    models.mkdir(parents=True)
-    (models / set_config.target.name).hardlink_to(set_config.target)
-    with serving(OPTIONS, {"QUORUM_HOME": str(tmp_path / "home")}) as started:
+    home = with_model(tmp_path / "home", set_config.target)
+    with serving(OPTIONS, {"QUORUM_HOME": str(home)}) as started:
         yield started
 
 
@@ -311,6 +317,9 @@ def test_errors_are_told_and_the_chat_goes_on(page: Page, tmp_path: Path) -> Non
     expect(page.locator("#status .q-alert")).to_contain_text("broken.gguf")
     expect(page.locator("#status .q-alert")).to_contain_text("stays loaded")
     open_tab(page, "Chat")
+    send(page, "  ")
+    expect(page.locator("#message textarea")).to_have_value("")
+    expect(page.locator("#notice .q-alert")).to_have_count(0)
     set_control(page, "sampling-section", "max-tokens", "0")
     send(page, "Name a colour.")
     expect(page.locator("#notice .q-alert")).to_contain_text("max tokens")
@@ -407,10 +416,10 @@ def test_a_model_of_ones_own_is_pasted_dropped_and_placed(
 def test_where_a_model_runs_is_kept_over_a_reload_and_a_restart(
     browser: Browser, set_config: SetConfig, tmp_path: Path
 ) -> None:
-    models = tmp_path / "cache" / "models"
-    models.mkdir(parents=True)
-    (models / set_config.target.name).hardlink_to(set_config.target)
-    options, environment = ["--no-browser", "--drafters", "ngram"], {"QUORUM_HOME": str(tmp_path)}
+    home = with_model(tmp_path, set_config.target)
+    options, environment = ["--no-browser", "--drafters", "ngram"], {"QUORUM_HOME": str(home)}
+    # Another number than unasked, and none that the cores cannot carry: threads that take turns are measured for long.
+    threads = "1" if default_threads() > 1 else "2"
 
     def threads_of(page: Page) -> Locator:
         open_tab(page, "Models")
@@ -423,19 +432,19 @@ def test_where_a_model_runs_is_kept_over_a_reload_and_a_restart(
         expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
         box = threads_of(page)
         settle(page)
-        box.press_sequentially("3")
-        kept = tmp_path / "data" / "placements.json"
-        wait_until(lambda: kept.exists() and '"3"' in kept.read_text(), "what was typed being kept")
+        box.press_sequentially(threads)
+        kept = home / "data" / "placements.json"
+        wait_until(lambda: kept.exists() and f'"{threads}"' in kept.read_text(), "what was typed being kept")
         page.reload()
-        expect(threads_of(page)).to_have_value("3")
-        expect(page.locator("#memory")).to_contain_text("on the CPU with 3 threads")
+        expect(threads_of(page)).to_have_value(threads)
+        expect(page.locator("#memory")).to_contain_text(f"on the CPU with {threads} thread")
     with serving(options, environment) as server, browser.new_page() as page:
         page.set_default_timeout(PATIENCE_MS)
         page.goto(server.url)
         expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
-        expect(threads_of(page)).to_have_value("3")
+        expect(threads_of(page)).to_have_value(threads)
         open_tab(page, "Inside")
-        expect(page.locator("#machine-card tr", has_text="Threads")).to_contain_text("3")
+        expect(page.locator("#machine-card tr", has_text="Threads")).to_contain_text(threads)
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(page: Page) -> None:
@@ -479,24 +488,43 @@ def test_conversations_are_listed_renamed_searched_exported_and_deleted(page: Pa
 
 
 TURNS = 200
+SHORT_ONES = LISTED_AT_FIRST + 29
 
 
-def test_a_conversation_of_many_turns_shows_the_latest_and_the_others_when_asked(
+def test_of_many_conversations_and_turns_the_latest_are_shown_and_the_others_when_asked(
     browser: Browser, set_config: SetConfig, tmp_path: Path
 ) -> None:
     """However long it is, with every token no more than the latest turns are sent and drawn."""
-    models = tmp_path / "cache" / "models"
-    models.mkdir(parents=True)
-    (models / set_config.target.name).hardlink_to(set_config.target)
-    name = fill(tmp_path, TURNS)
-    with serving(OPTIONS, {"QUORUM_HOME": str(tmp_path)}) as server, browser.new_page() as page:
-        look_through(page, server.url, name)
+    home = with_model(tmp_path, set_config.target)
+    for number in range(SHORT_ONES):
+        fill(home, 1, f"Short one {number}")
+    name = fill(home, TURNS)
+    with serving(OPTIONS, {"QUORUM_HOME": str(home)}) as server, browser.new_page() as page:
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(server.url)
+        expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+        look_through_the_list(page)
+        look_through_a_conversation(page, name)
 
 
-def look_through(page: Page, url: str, name: str) -> None:
-    page.set_default_timeout(PATIENCE_MS)
-    page.goto(url)
-    expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+def look_through_the_list(page: Page) -> None:
+    entries, older = page.locator("#chat-list label"), page.locator("#older-chats")
+    search = page.locator("#search-chats :is(input, textarea)")
+    expect(entries).to_have_count(LISTED_AT_FIRST)
+    expect(older).to_have_text(f"Show older conversations ({SHORT_ONES + 1 - LISTED_AT_FIRST})")
+    search.fill("one 22")
+    expect(entries).to_have_count(11)  # 22, 122 and 220 to 228
+    expect(older).to_be_hidden()
+    search.fill("")
+    expect(entries).to_have_count(LISTED_AT_FIRST)
+    older.click()
+    expect(entries).to_have_count(SHORT_ONES + 1)
+    expect(older).to_be_hidden()
+    entries.last.click()
+    expect(page.locator("#chat .user.message")).to_have_text("Question 1 of 1: what follows?")
+
+
+def look_through_a_conversation(page: Page, name: str) -> None:
     choose(page, "preset", "Exact")
     page.locator("#chat-list").get_by_text(name, exact=True).click()
     questions = page.locator("#chat .user.message")
@@ -627,6 +655,65 @@ def test_sets_are_compared_and_the_result_is_kept(page: Page) -> None:
     page.reload()
     open_tab(page, "Compare")
     expect(page.locator("#advice")).to_be_visible()
+
+
+def test_a_comparison_is_made_and_used_by_keys_alone(page: Page, server_home: Path, set_config: SetConfig) -> None:
+    """From the tab list to the button that loads the best set of a result that was kept before."""
+    keep_result(server_home, set_config.target.name)
+    keys = page.keyboard
+    page.get_by_role("tab", name="Chat").focus()
+    tab_to(page, page.get_by_role("tab", name="Compare", exact=True))
+    keys.press("Enter")
+    best = page.locator("#compare-sets").get_by_label("ngram", exact=False).first
+    tab_to(page, best)
+    expect(best).to_be_checked()
+    for category in ("chat", "code", "own text"):
+        box = page.locator("#compare-prompts").get_by_label(category, exact=True)
+        tab_to(page, box)
+        keys.press("Space")
+        expect(box).to_be_checked(checked=category == "own text")
+    tab_to(page, page.locator("#compare-own textarea"))
+    keys.type("Name three rivers.")
+    tab_to(page, page.locator("#compare-tokens :is(input, textarea)"))
+    keys.press("Control+A")
+    keys.type("12")
+    settle(page)
+    tab_to(page, page.locator("#compare-start"))
+    keys.press("Enter")
+    expect(page.locator("#compare-cancel")).to_be_visible()
+    expect(page.locator("#compare-start")).to_be_visible()
+    expect(page.locator("#figures-card")).to_contain_text("✓ 1 of 1")
+    tab_to(page, page.locator("#compare-result input"))
+    keys.press("Control+A")
+    keys.type("2020")
+    keys.press("Enter")
+    expect(page.locator("#advice")).to_contain_text(KEPT_ADVICE)
+    tab_to(page, page.locator("#compare-use"))
+    keys.press("Enter")
+    expect(page.locator("#status .q-loaded span")).to_contain_text("with ngram ·")
+
+
+KEPT_ADVICE = "Use ngram: 2.00×"
+
+
+def keep_result(home: Path, target: str) -> None:
+    """A result that says to use look-up alone, as an earlier comparison leaves one."""
+    speeds = {"plain": 10, "ngram": 20}
+    rows = compare([row(prompt, name, speed) for prompt in ("p1", "p2") for name, speed in speeds.items()])
+    document = {
+        "complete": True,
+        "made_at": time.mktime((2020, 6, 1, 12, 0, 0, 0, 0, -1)),
+        "machine": dict.fromkeys(("processor", "threads", "system", "llama_cpp", "llama_cpp_python"), "1"),
+        "models": {"target": {"name": target, "sha256": "aa"}, "drafters": [{"name": "ngram"}]},
+        "settings": {"max_tokens": 12},
+        "rounds": 1,
+        "prompts": {"p1": "One?", "p2": "Two?"},
+        "specs": {"ngram": ["ngram"]},
+        "policies": {"ngram": "auto"},
+        "target": "starter",
+        "rows": [row_document(own) for own in rows],
+    }
+    write_json(home / "data" / "comparisons" / "20200601-120000-abcdef.json", document)
 
 
 OURS = (

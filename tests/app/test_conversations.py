@@ -8,11 +8,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from app.conversations import INTERRUPTED, AnswerToken, Conversations, Turn
+from app.conversations import INTERRUPTED, AnswerToken, Conversations, Listing, Turn
 from app.export import as_json, as_markdown, file_stem
 from engine.errors import EnvironmentProblem
 from engine.transcript import Piece
@@ -33,7 +34,7 @@ def answered(store: Conversations, question: str = "Name a colour.", answer: str
 
 
 def names(store: Conversations, words: str = "") -> list[str]:
-    return [entry.name for entry in store.find(words)]
+    return [entry.name for entry in store.find(words).entries]
 
 
 def test_everything_comes_back_from_the_file(tmp_path: Path) -> None:
@@ -73,6 +74,20 @@ def test_search_finds_all_words_in_titles_questions_and_answers() -> None:
     assert names(store, "wool warm") == ["Tell me about 100% wool"]
     assert names(store, "100%") == ["Tell me about 100% wool"]
     assert names(store, "_") == []
+
+
+def test_of_many_conversations_the_newest_are_listed_and_the_others_counted() -> None:
+    store = Conversations()
+    for number in range(5):
+        answered(store, f"Question {number}", "Odd." if number % 2 else "Even.")
+    listing = store.find(limit=3)
+    assert [entry.name for entry in listing.entries] == ["Question 4", "Question 3", "Question 2"]
+    assert listing.older == 2
+    found = store.find("even", limit=2)
+    assert [entry.name for entry in found.entries] == ["Question 4", "Question 2"]
+    assert found.older == 1
+    assert store.find(limit=5).older == 0
+    assert store.find("no such words") == Listing()
 
 
 def test_deleting_takes_everything_with_it() -> None:
@@ -168,6 +183,20 @@ def test_a_running_answer_of_another_process_is_left_alone(tmp_path: Path) -> No
     first.close()
 
 
+def test_a_thought_that_was_cut_off_by_a_kill_is_kept_as_one(tmp_path: Path) -> None:
+    store = Conversations(tmp_path / "c.sqlite3")
+    conversation_id = store.create().id
+    store.add_turn(conversation_id, "Name a fish.", "")
+    for text, said in (("", "They want a fish."), ("", "\n"), ("", ""), ("A salm", "A salm")):
+        store.append(conversation_id, 0, text, (AnswerToken(5, said, Provenance.PLAIN),))
+    store.close()
+    later = Conversations(tmp_path / "c.sqlite3")
+    conversation = later.get(conversation_id)
+    assert conversation is not None
+    assert (conversation.turns[0].thinking, conversation.turns[0].answer) == ("They want a fish.\n", "A salm")
+    later.close()
+
+
 def test_a_file_that_is_no_database_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "c.sqlite3").write_bytes(b"not a database, and long enough to be looked at" * 40)
     with pytest.raises(EnvironmentProblem, match=r"c\.sqlite3"):
@@ -193,3 +222,15 @@ def test_export_as_markdown_and_json() -> None:
     }
     assert file_stem(conversation) == "colours-shades"
     assert os.sep not in file_stem(conversation)
+
+
+def test_a_thought_is_exported_apart_from_the_answer() -> None:
+    store = Conversations()
+    conversation_id = answered(store)
+    store.set_turn(conversation_id, 0, replace(ANSWERED, thinking="The sky has one."))
+    conversation = store.get(conversation_id)
+    assert conversation is not None
+    folded = "<details><summary>Thought</summary>\n\nThe sky has one.\n\n</details>"
+    assert f"## Small\n\n{folded}\n\nBlue!\n" in as_markdown(conversation)
+    turn = json.loads(as_json(conversation))["turns"][0]
+    assert (turn["thinking"], turn["answer"]) == ("The sky has one.", "Blue!")

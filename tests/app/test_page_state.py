@@ -79,7 +79,7 @@ def test_what_has_not_changed_is_not_made_again(loaded: Service, monkeypatch: py
     finished(loaded.ask(conversation_id, "Name a colour.", settings(8)))
     watch = PageWatch(loaded, conversation_id)
     first = watch.look()
-    assert [entry.name for entry in first.entries] == ["Name a colour."]
+    assert [entry.name for entry in first.listing.entries] == ["Name a colour."]
     assert 'id="cost-card"' in first.inside
     assert "q-step" in first.trace
 
@@ -95,7 +95,7 @@ def test_what_has_not_changed_is_not_made_again(loaded: Service, monkeypatch: py
     loaded.conversations.rename(conversation_id, "Colours")
     finished(loaded.ask(conversation_id, "And a river?", settings(8)))
     later = watch.look()
-    assert [entry.name for entry in later.entries] == ["Colours"]
+    assert [entry.name for entry in later.listing.entries] == ["Colours"]
     assert later.trace != first.trace
     finished(loaded.unload())
     assert "cost-card" not in watch.look().inside
