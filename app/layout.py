@@ -118,7 +118,9 @@ def _chat_tab(defaults: GenerationSettings) -> dict[str, Any]:
         )
         with gr.Column(visible=False, elem_id="welcome") as parts["welcome"]:
             gr.HTML(views.WELCOME, apply_default_css=False)
-            parts["starter"] = gr.Button("Try it now with the starter: 98 MB", variant="primary", elem_id="use-starter")
+            parts["starter"] = gr.Button(
+                "Try it now with the starter: 98\u00a0MB", variant="primary", elem_id="use-starter"
+            )
             parts["recommended"] = gr.Button("What suits this machine", elem_id="use-recommended")
             parts["own_file"] = gr.Button("A model file of mine", elem_id="use-own-file")
         parts["most_turns"] = gr.Textbox(str(TURNS_AT_FIRST), visible="hidden", label="Turns shown")
