@@ -113,7 +113,7 @@ def weights(insight: Insight, run: RunSnapshot | None) -> str:
 def exactness(report: ExactnessReport | None, check: Progressed | None) -> str:
     """What the check found, or how far it has come."""
     body = (
-        "<p>Not checked since the model was loaded. The check scores a text in every way drafting does and one token "
+        "<p>Not checked yet. The check scores a text in every way drafting does and one token "
         "at a time, and compares every bit; it takes some seconds, with a large model minutes.</p>"
     )
     if report is not None:

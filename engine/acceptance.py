@@ -4,6 +4,9 @@ A token that was drafted and not sent teaches as well, as long as the target cho
 token that is thought unlikely, and therefore not sent, would be thought so forever.
 
 Four questions are answered. *Token*: this token, with the confidence its drafter had and the agreement it found?
+Counts by kind of token follow slowly; that all kinds fare better or worse in the present text than they use to, a drift
+of the log-odds that they share, is followed within some dozens of tokens (logistic regression of a single, forgetful
+parameter).
 *Mean*: a token of this drafter set in general, for looking ahead before anything is drafted? *Heard*: how often does a
 draft model guess the target's next token, told from all of its text that the model has read, drafting or not? And
 *rescue*: given that the trunk's token is rejected, is it this branch's instead? All are counts with forgetting, so that
@@ -27,6 +30,12 @@ from engine.types import Branch, VotedDraft
 CONFIDENCE_EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 CELL_MEMORY = 0.985
 MEAN_MEMORY = 0.97
+DRIFT_RATE = 0.2
+DRIFT_MEMORY = 0.98
+MOST_DRIFT = 3.0
+FREE_CAUTION = 0.5
+"""By so much, in log-odds, a look-up's token is believed less than was counted: what is sent is what was counted too
+high."""
 PRIOR_WEIGHT = 3.0
 MEAN_PRIOR = 0.7
 HEARD_MEMORY = 0.998
@@ -60,6 +69,10 @@ class Share:
         self.tries = self.tries * memory**tries + tries
 
 
+def _shifted(probability: float, log_odds: float) -> float:
+    return probability / (probability + (1 - probability) * math.exp(-log_odds))
+
+
 def _unheard() -> Share:
     """What is believed of draft models before anything is known."""
     return Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT)
@@ -79,6 +92,8 @@ class AcceptanceModel:
     def __init__(self, free_drafters: Iterable[str]) -> None:
         self._free = frozenset(free_drafters)
         self._cells: dict[tuple[str, int, int], Share] = {}
+        self._drifts: dict[str, float] = {}
+        """In log-odds, for each source whose confidence is trusted as one."""
         self._means: dict[tuple[str, ...], Share] = {}
         self._rescues: dict[tuple[bool, bool, int], Share] = {}
         self._heard: dict[str, Share] = {}
@@ -92,11 +107,16 @@ class AcceptanceModel:
             agreement: Share of the participating weight that proposed it.
             proposers: How many drafters proposed it.
         """
-        return self._cell(source, probability, agreement, proposers).value
+        trusted_as = self._trusted_as(source)
+        drift = self._drifts.get(trusted_as, 0.0)
+        counted = self._cell(trusted_as, probability, agreement, proposers).value
+        return _shifted(counted, drift if trusted_as else drift - FREE_CAUTION)
 
-    def _cell(self, source: str, probability: float, agreement: float, proposers: int) -> Share:
+    def _trusted_as(self, source: str) -> str:
         # Look-ups are sure of the same grounds; how far a model's confidence can be trusted is its own.
-        trusted_as = "" if source in self._free else source
+        return "" if source in self._free else source
+
+    def _cell(self, trusted_as: str, probability: float, agreement: float, proposers: int) -> Share:
         # 0: nobody else had an opinion; 1: some disagreed; 2: several, all of one mind.
         harmony = 1 if agreement < 0.999 else 2 if proposers > 1 else 0
         confidence = sum(probability >= edge for edge in CONFIDENCE_EDGES)
@@ -148,6 +168,12 @@ class AcceptanceModel:
         values = [self._heard[name].value for name in names if name in self._heard]
         return min(SUREST, max(values, default=MEAN_PRIOR) + SET_GAIN * (len(names) - 1))
 
+    def at_best(self, name: str) -> float:
+        """The most that `general` of this draft model alone may turn out to be, by two standard deviations."""
+        heard = self._heard.get(name) or _unheard()
+        deviation = math.sqrt(heard.value * (1 - heard.value) / heard.tries)
+        return min(SUREST, heard.value + 2 * deviation)
+
     def heard_tokens(self, name: str) -> float:
         """On how many tokens it rests what is known of a draft model's guesses."""
         return self._heard[name].tries - PRIOR_WEIGHT if name in self._heard else 0.0
@@ -180,13 +206,18 @@ class AcceptanceModel:
             draft: One that was voted on, sent or not.
             chosen: The target's tokens from where the draft begins.
         """
+        trusted_as = self._trusted_as(draft.winner)
+        drift = self._drifts.get(trusted_as, 0.0)
         for position, hit in enumerate(_hits(draft, chosen)):
-            self._cell(
-                draft.winner,
+            cell = self._cell(
+                trusted_as,
                 draft.probabilities[position],
                 draft.agreement[position],
                 len(draft.proposers[position]),
-            ).learn(hit=hit, memory=CELL_MEMORY)
+            )
+            drift = DRIFT_MEMORY * drift + DRIFT_RATE * (hit - _shifted(cell.value, drift))
+            cell.learn(hit=hit, memory=CELL_MEMORY)
+        self._drifts[trusted_as] = min(max(drift, -MOST_DRIFT), MOST_DRIFT)
 
     def learn_all(self, names: Sequence[str], drafts: Sequence[VotedDraft], chosen: Sequence[int]) -> None:
         """Take in one verdict.

@@ -49,9 +49,6 @@ have to be tried in a hundred steps to be judged as well."""
 HEARING_SHARE = 0.02
 """At most this share of time goes into that."""
 MOST_HEARING_CREDIT_MS = 300.0
-HOPELESS_TOKENS = 48
-HOPELESS_SHARE = 0.5
-"""A drafter that was right no more often than that, on so many tokens, need not be heard on more."""
 HEARING_SLICE_TOKENS = 64
 MOST_HEARING_SLICES = 24
 LONGEST_HEARING_PROMPT_TOKENS = 512
@@ -409,7 +406,8 @@ class AutoPlanner(Planner):
             return blended[0]
         foreseen = self._foreseen.get((choice, bucket))
         if foreseen is None or self._steps - foreseen.step >= FORESEEN_STEPS:
-            tokens, elapsed_ms = self._foresee(choice, bucket, context_tokens)
+            mean = self._acceptance.general(choice.drafters) if choice.drafters else 0.0
+            tokens, elapsed_ms = self._foresee(choice, bucket, context_tokens, mean)
             foreseen = self._foreseen[choice, bucket] = _Foreseen(tokens, elapsed_ms, self._steps)
         own = self._arms.get((choice, bucket), _UNTRIED)
         prior_steps = ARM_PRIOR_STEPS if choice.drafters and not choice.branches else FREE_PRIOR_STEPS
@@ -424,14 +422,13 @@ class AutoPlanner(Planner):
         self._blended[choice, bucket] = arm, self._steps
         return arm
 
-    def _foresee(self, choice: Choice, bucket: int, context_tokens: int) -> tuple[float, float]:
-        """Tokens and time of a step nobody has tried yet, from cost curves and mean acceptance."""
+    def _foresee(self, choice: Choice, bucket: int, context_tokens: int, mean: float) -> tuple[float, float]:
+        """Tokens and time of a step nobody has tried yet, from cost curves and the mean acceptance of its drafters."""
         names = choice.drafters
         verify = self._cost.curve(context_tokens, LONGEST_DRAFT + 1)
         free_tokens = (0.0, 0.8, 3.0)[bucket]
         # Hidden behind the pass when the processors differ; in each other's way when they are the same.
         hidden = (0.3 if self._runs_apart else 1.5) if choice.look_ahead else 1.0
-        mean = self._acceptance.general(names) if names else 0.0
         best = (1 + free_tokens, verify[round(free_tokens)] + self._cost.overhead_ms)
         gained, survival = 0.0, 1.0
         for length in range(1, LONGEST_DRAFT + 1 if names else 1):
@@ -466,18 +463,21 @@ class AutoPlanner(Planner):
             if (
                 self._hearing_slices[name]
                 and self._hearing.allows(slice_ms)
-                and heard_tokens[name] < self._enough_tokens(name)
+                and heard_tokens[name] < HEARD_TOKENS
                 and min(behind_tokens, situation.emitted_tokens) >= HEARING_SLICE_TOKENS
                 and behind_tokens - situation.emitted_tokens <= LONGEST_HEARING_PROMPT_TOKENS
+                and self._might_pay(name, situation.context_tokens)
             ):
                 self._hearing_slices[name] -= 1
                 self._hearing.charge(slice_ms)
                 return (name,)
         return ()
 
-    def _enough_tokens(self, name: str) -> int:
-        """On how many tokens a drafter is to be heard."""
-        return HOPELESS_TOKENS if self._acceptance.general((name,)) < HOPELESS_SHARE else HEARD_TOKENS
+    def _might_pay(self, name: str, context_tokens: int) -> bool:
+        """Whether a drafter could be the best where look-ups say nothing, were it as good as it may turn out to be."""
+        tokens, elapsed_ms = self._foresee(Choice((name,)), 0, context_tokens, self._acceptance.at_best(name))
+        usual = self._arm(self._chosen.get(0, NO_MODEL), 0, context_tokens)
+        return tokens / elapsed_ms > SWITCH_MARGIN * usual.tokens_per_ms
 
     def _read_for_trial(self, situation: Situation, late: Sequence[str], best: Arm) -> tuple[str, ...]:
         """A late drafter that can be read and tried from what was saved up; otherwise it would never be heard again."""

@@ -18,6 +18,7 @@ from app.bench.step_costs import StepCosts
 from engine.config import KvType, Speculation
 from engine.cost import CALIBRATED_SIZES, CostModel
 from engine.drafters.base import Drafter, DraftRequest, Score, finished
+from engine.drafters.model import SCORED_CATCH_UP_TOKENS
 from engine.drafting import Panel
 from engine.learning import Learning
 from engine.loader import FREE_DRAFTERS
@@ -125,7 +126,10 @@ class ReplayDrafter(Drafter):
         return score
 
     def start_catch_up(self, max_tokens: int, cancel: threading.Event) -> Future[int] | None:
+        assert self._answer is not None
         read = min(max_tokens, self.behind_tokens)
+        end = self._read + read - len(self._answer.prompt)
+        self._score_guesses(max(0, end - SCORED_CATCH_UP_TOKENS), end)
         self._advance_reading(read)
         future: Future[int] = Future()
         future.set_result(read)
@@ -169,13 +173,19 @@ class ReplayDrafter(Drafter):
             )
         )
 
-    def _judge(self, position: int) -> None:
-        """Score the own guesses on what was committed since the last draft."""
+    def _score_guesses(self, first: int, end: int) -> None:
+        """Score the own guesses of those tokens of the answer that were not read before."""
         assert self._answer is not None
         chains = self._answer.chains[self.name]
+        places = range(max(first, self._read - len(self._answer.prompt)), end)
+        hits = sum(chains[index].tokens[0] == self._answer.answer[index] for index in places)
+        self._score += Score(hits, len(places))
+
+    def _judge(self, position: int) -> None:
+        """Score what was committed since the last draft."""
+        assert self._answer is not None
         first = max(0, self._read - len(self._answer.prompt))
-        hits = sum(chains[index].tokens[0] == self._answer.answer[index] for index in range(first, position))
-        self._score += Score(hits, position - first)
+        self._score_guesses(first, position)
         advanced = self._committed - self._read
         matched = self._tail[:advanced] == tuple(self._answer.answer[first:position])
         self._tail = self._tail[advanced:] if matched and self._read else ()

@@ -35,19 +35,46 @@ def test_before_anything_is_learnt_confidence_and_harmony_count() -> None:
     assert model.mean(MODELS) == pytest.approx(MEAN_PRIOR + SET_GAIN)
 
 
-def test_verdicts_move_the_estimate_of_their_own_kind_only() -> None:
+def test_verdicts_move_the_estimate_of_their_own_drafter_only_and_of_their_own_kind_most() -> None:
     model = AcceptanceModel(["ngram"])
-    others = {
-        "less sure": ("a", 0.55, 1.0, 1),
-        "contested": ("a", 0.95, 0.6, 2),
-        "looked up": ("ngram", 0.95, 1.0, 1),
-        "another model": ("b", 0.95, 1.0, 1),
-    }
-    before = {name: model.token(*kind) for name, kind in others.items()}
+    others = {"looked up": ("ngram", 0.95, 1.0, 1), "another model": ("b", 0.95, 1.0, 1)}
+    own = {"less sure": ("a", 0.55, 1.0, 1), "contested": ("a", 0.95, 0.6, 2)}
+    before = {name: model.token(*kind) for name, kind in (others | own).items()}
     for _ in range(400):
         model.learn(draft(0.95), WRONG)
     assert model.token("a", 0.95, 1.0, 1) < 0.01
-    assert {name: model.token(*kind) for name, kind in others.items()} == before
+    assert {name: model.token(*kind) for name, kind in others.items()} == {name: before[name] for name in others}
+    for name, kind in own.items():
+        assert 0.8 * before[name] < model.token(*kind) < before[name]
+
+
+def test_a_text_in_which_all_is_foreseen_better_or_worse_is_followed_before_each_kind_is() -> None:
+    model = AcceptanceModel([])
+    for _ in range(10):
+        for sure in (0.3, 0.4, 0.6, 0.7, 0.85):
+            model.learn(draft(sure), WRONG)
+    unseen = ("a", 0.95, 1.0, 1)
+    assert model.token(*unseen) < 0.9 * AcceptanceModel([]).token(*unseen)
+    for _ in range(400):
+        model.learn(draft(0.3), WRONG)
+    assert model.token(*unseen) == pytest.approx(AcceptanceModel([]).token(*unseen), abs=0.02), "it is expected now"
+
+
+def test_look_ups_are_believed_less_than_was_counted() -> None:
+    """Of several kinds of token those are sent that were counted too high."""
+    model = AcceptanceModel(["ngram"])
+    for step in range(400):
+        model.learn(draft(0.7, winner="ngram"), RIGHT if step % 4 else WRONG)
+    assert 0.55 < model.token("ngram", 0.7, 1.0, 1) < 0.72
+
+
+def test_what_a_drafter_may_turn_out_to_be_nears_what_it_is_as_it_is_heard() -> None:
+    model = AcceptanceModel([])
+    assert model.at_best("a") > 0.95
+    model.hear({"a": Score(6, 10)})
+    early = model.at_best("a")
+    model.hear({"a": Score(180, 300)})
+    assert 0.6 < model.at_best("a") < 0.67 < early
 
 
 def test_look_ups_are_trusted_alike() -> None:
@@ -76,7 +103,6 @@ def test_what_comes_after_the_first_wrong_token_teaches_nothing() -> None:
     for confidence in (0.9, 0.6, 0.3, 0.1):
         assert model.token("a", confidence, 1.0, 1) == reference.token("a", confidence, 1.0, 1)
     assert model.mean(("a",)) == reference.mean(("a",))
-    assert model.token("a", 0.3, 1.0, 1) == AcceptanceModel([]).token("a", 0.3, 1.0, 1)
 
 
 def test_a_token_that_was_not_sent_teaches_when_the_target_came_to_its_place() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import plan
 from engine.acceptance import AcceptanceModel
 from engine.branches import TREE_MARGIN, best_tree, side_branches
 from engine.config import ModelPlacement, Policy, Sampling, SetConfig, Shape, Speculation
@@ -281,11 +282,15 @@ QUESTIONS = (
     "What do bees do in winter?",
     "Write a letter to a neighbour about a tree.",
 )
-"""So many that the planner comes to send trees: it begins with chains."""
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=5)], ids=["greedy", "seeded"])
-def test_trees_change_no_token_of_real_answers(second_choices: LoadedSet, sampling: Sampling) -> None:
+def test_trees_change_no_token_of_real_answers(
+    second_choices: LoadedSet, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who expects more of trees, and tries more, comes to send them soon.
+    monkeypatch.setattr(plan, "TREE_MARGIN", 0.8)
+    monkeypatch.setattr(plan, "PROBE_SHARE", 0.1)
     cost = second_choices.learning.cost
     cost.clock = itertools.count(0.0, 0.001).__next__
     for size in CALIBRATED_SIZES:
