@@ -1,15 +1,17 @@
 """The page's events and what they ask of the service.
 
 A command only asks for something; what comes of it is shown by `follow`, which streams the page's state while
-anything is going on and ends when all is quiet. One page has one stream: a newer one takes over from the older.
+anything is going on and ends when all is quiet, and for the answer by `follow_answer`. One page has one stream of each:
+a newer one takes over from the older.
 Handlers translate. No component holds more than text and numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +36,12 @@ from engine.errors import QuorumError
 from models.library import STARTER_NAME
 
 UPDATE_INTERVAL_S = 0.125
-"""Eight updates per second: smooth to the eye, and cheap for the machine that is also computing the answer."""
+"""Eight updates per second are smooth to the eye."""
+LONGEST_INTERVAL_S = 0.4
+UPDATE_SHARE = 0.02
+"""Updates may take so much of a processor core before they come less often: the machine is also computing the answer,
+and its other cores wait for that one."""
+COST_MEMORY = 0.3
 SHORTEST_PAUSE_S = 0.03
 WATCHED_S = 2.0
 """A running answer that was read so lately is being watched by another page."""
@@ -92,16 +99,21 @@ def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers, models: Model
     def command(event: Any, handler: Any, inputs: Any, outputs: Any, js: str | None = None) -> Any:
         return event(handler, inputs, outputs, js=js, queue=False, show_progress="hidden", api_visibility="private")
 
-    def followed(event: Any) -> Any:
+    def streamed(event: Any, handler: Any, outputs: Any) -> Any:
         return event.then(
-            handlers.follow,
+            handler,
             [layout.conversation, layout.chats.search, layout.view, layout.most_turns, layout.chats.most_listed],
-            handlers.shown,
+            outputs,
             trigger_mode="multiple",  # else Gradio leaves out a stream that is asked for while the one before it ends
             concurrency_limit=None,
             show_progress="hidden",
             api_visibility="private",
         )
+
+    def followed(event: Any) -> Any:
+        # Gradio makes every output of a stream anew with each update, so what grows with the answer has its own.
+        streamed(event, handlers.follow_answer, handlers.answer_shown)
+        return streamed(event, handlers.follow, handlers.shown)
 
     sets = layout.models.sets
     asking = {layout.conversation, layout.question, layout.chat, *layout.answers.all()}
@@ -205,6 +217,27 @@ def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
     return gr.update(visible=not is_asking), gr.update(visible=is_asking), gr.update(visible=is_asking)
 
 
+_PAGE, _ANSWER = "page", "answer"
+"""What a stream shows."""
+
+
+class _Stream:
+    """One of a page's streams."""
+
+    def __init__(self) -> None:
+        self.is_answering = False
+        """Whether what it sent last was an answer in the making."""
+        self._busy_s = time.thread_time()
+        self._cost_s = 0.0
+
+    def interval_s(self) -> float:
+        """How long an update is to last, by what the thread that makes them had to do since the last one."""
+        busy_s = time.thread_time()
+        self._cost_s += COST_MEMORY * (busy_s - self._busy_s - self._cost_s)
+        self._busy_s = busy_s
+        return min(max(UPDATE_INTERVAL_S, self._cost_s / UPDATE_SHARE), LONGEST_INTERVAL_S)
+
+
 class _Handlers:
     """From a page's events to the service and back."""
 
@@ -213,15 +246,13 @@ class _Handlers:
         self._layout = layout
         self._base = base
         self._placements = placements
-        self._newest_streams: dict[str, PageWatch] = {}
+        self._newest_streams: dict[tuple[str, str], _Stream] = {}
+        """By page, and what of it they show."""
+        self.answer_shown = [layout.chat, layout.tokens, layout.live, layout.hint, layout.meter, layout.inside]
+        """The components that `follow_answer` writes, in the order of `_answer_of`."""
         self.shown = [
-            layout.chat,
             layout.earlier,
-            layout.tokens,
-            layout.live,
             layout.status,
-            layout.hint,
-            layout.meter,
             layout.send,
             layout.stop,
             layout.retry,
@@ -231,7 +262,6 @@ class _Handlers:
             layout.load_again,
             layout.answers.thinking,
             layout.welcome,
-            layout.inside,
             layout.exactness,
             layout.verification,
             layout.verify,
@@ -250,9 +280,32 @@ class _Handlers:
     async def follow(
         self, conversation_id: str, words: str, view: str, most_turns: str, most_listed: str, request: gr.Request
     ) -> AsyncIterator[tuple[Any, ...]]:
-        """Stream the page's state until all is quiet; only what has changed is sent."""
-        page = request.session_hash
-        watch = self._newest_streams[page] = PageWatch(
+        """Stream the page's state, but for the answer, until all is quiet; only what has changed is sent."""
+        stream = self._stream(_PAGE, request, conversation_id, words, view, most_turns, most_listed)
+        async with contextlib.aclosing(stream) as states:
+            async for values in states:
+                yield values
+
+    async def follow_answer(
+        self, conversation_id: str, words: str, view: str, most_turns: str, most_listed: str, request: gr.Request
+    ) -> AsyncIterator[tuple[Any, ...]]:
+        """The same for the answer and what is said of it."""
+        stream = self._stream(_ANSWER, request, conversation_id, words, view, most_turns, most_listed)
+        async with contextlib.aclosing(stream) as states:
+            async for values in states:
+                yield values
+
+    async def _stream(
+        self,
+        part: str,
+        request: gr.Request,
+        conversation_id: str,
+        words: str,
+        view: str,
+        most_turns: str,
+        most_listed: str,
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        watch = PageWatch(
             self._service,
             conversation_id,
             words,
@@ -260,24 +313,35 @@ class _Handlers:
             most_turns=int(most_turns),
             most_listed=int(most_listed),
         )
+        page = request.session_hash
+        stream = self._newest_streams[page, part] = _Stream()
         shown: tuple[Any, ...] = ()
         try:
             while True:
                 began_at = time.monotonic()
                 state = watch.look()
-                values = _values_of(state, conversation_id)
+                if part == _PAGE and not state.is_answering and self._is_behind(page):
+                    await asyncio.sleep(SHORTEST_PAUSE_S)
+                    continue
+                values = _answer_of(state) if part == _ANSWER else _values_of(state, conversation_id)
                 if values != shown:
                     yield _changes(shown, values)
                     shown = values
+                stream.is_answering = state.is_answering
                 if state.is_quiet or self._service.is_closed:
                     return
                 # Rendering and sending happened while this waited to be resumed; they count.
-                await asyncio.sleep(max(SHORTEST_PAUSE_S, began_at + UPDATE_INTERVAL_S - time.monotonic()))
-                if self._newest_streams.get(page) is not watch:
+                await asyncio.sleep(max(SHORTEST_PAUSE_S, began_at + stream.interval_s() - time.monotonic()))
+                if self._newest_streams.get((page, part)) is not stream:
                     return
         finally:
-            if self._newest_streams.get(page) is watch:
-                del self._newest_streams[page]
+            if self._newest_streams.get((page, part)) is stream:
+                del self._newest_streams[page, part]
+
+    def _is_behind(self, page: str) -> bool:
+        """Whether a page has yet to be sent the end of an answer; what can be done after it is not offered before."""
+        answer = self._newest_streams.get((page, _ANSWER))
+        return answer is not None and answer.is_answering
 
     def open_conversation(self, of_tab: str, last: str) -> str:
         """The tab's own conversation; for a new tab the last one, unless another page is watching its answer."""
@@ -484,15 +548,14 @@ class _Handlers:
         return conversation_id, problem
 
 
+def _answer_of(state: PageState) -> tuple[Any, ...]:
+    return (state.messages, state.tokens, state.live, state.hint, state.meter, state.inside)
+
+
 def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
     return (
-        state.messages,
         gr.update(visible=state.earlier_turns > 0, value=views.earlier(state.earlier_turns)),
-        state.tokens,
-        state.live,
         state.status,
-        state.hint,
-        state.meter,
         gr.update(visible=not state.is_answering),
         gr.update(visible=state.is_answering),
         gr.update(visible=state.can_retry),
@@ -502,7 +565,6 @@ def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
         gr.update(visible=state.can_load_again),
         gr.update(visible=state.can_switch_thinking),
         gr.update(visible=state.is_empty_handed),
-        state.inside,
         state.exactness,
         state.verification,
         gr.update(visible=not state.is_verifying),

@@ -159,16 +159,19 @@ class _Client:
 
     def follow(self, conversation: str) -> str:
         """All that is streamed until all is quiet."""
-        event = next(event for event in self._events if event["trigger_after"] == self._asked)
-        data = [conversation, *(self._components[key].get("value") or "" for key in event["inputs"][1:])]
-        httpx.post(f"{self._url}/queue/join", json=self._request(event["id"], data)).raise_for_status()
-        parts = []
+        streams = [event for event in self._events if event["trigger_after"] == self._asked]
+        for event in streams:
+            data = [conversation, *(self._components[key].get("value") or "" for key in event["inputs"][1:])]
+            httpx.post(f"{self._url}/queue/join", json=self._request(event["id"], data)).raise_for_status()
+        parts: list[str] = []
+        running = len(streams)
         with httpx.stream(
             "GET", f"{self._url}/queue/data", params={"session_hash": self._session}, timeout=PATIENCE_S
         ) as stream:
             for line in stream.iter_lines():
                 parts.append(line)
-                if '"process_completed"' in line:
+                running -= '"process_completed"' in line
+                if not running:
                     break
         return "\n".join(parts)
 
