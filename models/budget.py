@@ -31,6 +31,8 @@ RESERVE_BYTES = 300 * 2**20
 _BYTES_PER_NUMBER = {NumberFormat.F16: 2.0, NumberFormat.BF16: 2.0, NumberFormat.Q8_0: 34 / 32}
 _CELL_STEP = 256
 _BOOKKEEPING_BYTES = 24 * 2**20
+_COMPARED_ROWS = 96
+"""Rows of logits that are held at once while a target is probed for exactness, which is when it takes the most."""
 _FEW_CONTEXT_TOKENS = 1024
 _ESTIMATES_ARE_WITHIN = 1.25
 """A set that finds room even if its estimate is so much too small needs no closer look."""
@@ -296,6 +298,8 @@ def _need(layout: Layout, finding: Finding | None, is_target: bool) -> MemoryNee
     gpu_compute_bytes = sum(compute.values()) - host_compute_bytes
     output_bytes = finding.output_bytes if finding else 4 * facts.vocabulary_size * layout.settings.max_outputs
     file_bytes = sum(part.stat().st_size for part in split_paths(layout.path))
+    bookkeeping_bytes = finding.bookkeeping_bytes if finding else _BOOKKEEPING_BYTES
+    compared_bytes = 4 * facts.vocabulary_size * _COMPARED_ROWS if is_target else 0
     return MemoryNeed(
         path=layout.path,
         is_target=is_target,
@@ -303,7 +307,7 @@ def _need(layout: Layout, finding: Finding | None, is_target: bool) -> MemoryNee
         repacked=round(repacked_bytes * (1 - gpu_share)),
         cache=round(cache_bytes * (1 - gpu_share)),
         compute=host_compute_bytes + output_bytes,
-        bookkeeping=finding.bookkeeping_bytes if finding else _BOOKKEEPING_BYTES,
+        bookkeeping=bookkeeping_bytes + compared_bytes,
         gpu=round(gpu_share * (weights_bytes + cache_bytes)) + gpu_compute_bytes,
         is_estimate=finding is None,
     )

@@ -120,8 +120,9 @@ def asked_of_proxy() -> Iterator[tuple[int, list[str]]]:
 CHROMIUMS_OWN = re.compile(
     r"^CONNECT (accounts|clients\d*|android\.clients|content-autofill|update|[a-z-]*optimization[a-z-]*)"
     r"\.google(apis)?\.com:443 "
-    # Its updater's next attempt, once that was refused.
+    # Its updater's next attempts, once that was refused.
     r"|^POST http://update\.googleapis\.com/service/update2/json\?cup2key="
+    r"|^(CONNECT redirector\.gvt1\.com:443 |GET http://redirector\.gvt1\.com/)"
 )
 """What the browser asks for itself, whatever page it shows."""
 
