@@ -43,6 +43,8 @@ UPDATE_SHARE = 0.02
 and its other cores wait for that one."""
 COST_MEMORY = 0.3
 SHORTEST_PAUSE_S = 0.03
+LONGEST_WAIT_S = 1.5
+"""An answer's last update takes no longer, or nobody is there any more to take it."""
 WATCHED_S = 2.0
 """A running answer that was read so lately is being watched by another page."""
 
@@ -316,11 +318,14 @@ class _Handlers:
         page = request.session_hash
         stream = self._newest_streams[page, part] = _Stream()
         shown: tuple[Any, ...] = ()
+        answering_at = time.monotonic()
         try:
             while True:
                 began_at = time.monotonic()
                 state = watch.look()
-                if part == _PAGE and not state.is_answering and self._is_behind(page):
+                if state.is_answering:
+                    answering_at = began_at
+                elif part == _PAGE and self._is_behind(page) and began_at - answering_at < LONGEST_WAIT_S:
                     await asyncio.sleep(SHORTEST_PAUSE_S)
                     continue
                 values = _answer_of(state) if part == _ANSWER else _values_of(state, conversation_id)
