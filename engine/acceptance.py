@@ -4,13 +4,14 @@ A token that was drafted and not sent teaches as well, as long as the target cho
 token that is thought unlikely, and therefore not sent, would be thought so forever.
 
 Four questions are answered. *Token*: this token, with the confidence its drafter had and the agreement it found?
-Counts by kind of token follow slowly; that all kinds fare better or worse in the present text than they use to, a drift
-of the log-odds that they share, is followed within some dozens of tokens (logistic regression of a single, forgetful
-parameter).
 *Mean*: a token of this drafter set in general, for looking ahead before anything is drafted? *Heard*: how often does a
 draft model guess the target's next token, told from all of its text that the model has read, drafting or not? And
 *rescue*: given that the trunk's token is rejected, is it this branch's instead? All are counts with forgetting, so that
 a change of task (prose to code) is followed within some dozens of tokens, what was heard within some hundreds.
+
+Counts by kind of token follow a text slowly. That all kinds of a source fare better or worse in the present text than
+they use to, a drift of the log-odds that they share, is followed faster: a logistic regression of one parameter, with
+forgetting.
 """
 
 from __future__ import annotations
