@@ -20,12 +20,13 @@ from app.bench.configuration import Configuration, parse_configurations
 from app.bench.journal import Journal
 from app.bench.machine import kv_document, machine_document, models_document
 from app.bench.peer import PEER_NAME, Peer
+from app.bench.peer_pool import PeerPool, PeerPoolRow, render_peer_pool
 from app.bench.plot import require_matplotlib, write_plot
 from app.bench.prompts import SHIPPED_PROMPTS, Half, Prompt, choose_prompts, first_of_each, read_prompts
 from app.bench.recording import Recording, load, record_answers, record_chains, save
 from app.bench.replay import ReplayClock, cost_model
 from app.bench.replayed import best_in_hindsight, replay_rows
-from app.bench.rounds import check_prompts, prompt_tokens
+from app.bench.rounds import WARM_UP, check_prompts, prompt_tokens
 from app.bench.row import Row, compare, hash_text, row_document
 from app.bench.simulate import (
     NOTE,
@@ -104,7 +105,9 @@ def add_parser(
     what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
     what.add_argument("--seed", type=int, default=DEFAULT_SEED, metavar="N", help="default: 1; each round adds one")
     what.add_argument(
-        "--peer", metavar=f"{PEER_NAME}=PATH", help="run the same prompts on a llama-server binary, in several settings"
+        "--peer",
+        metavar=f"{PEER_NAME}=PATH",
+        help="run the same prompts on a llama-server binary, in several settings; with --concurrent, as many at once",
     )
     what.add_argument("--ceiling", action="store_true", help="also show what a perfect, free drafter could reach")
     what.add_argument(
@@ -270,9 +273,7 @@ def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading
     known = read_prompts(args.prompts or SHIPPED_PROMPTS)
     half = _half(args)
     plan = _plan(args, known, half, progress, cancel)
-    models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
-    if plan.peer is not None:
-        models["peer"] = plan.peer.document(plan.peer_settings, plan.set_config, plan.draft_model)
+    models = _models_document(plan, progress)
     settings = fingerprint(plan, models, hash_text(repr(known)), native().version)
     result = args.json or args.csv
     journal = Journal.resume(result, settings) if args.resume else Journal.start(result, settings)
@@ -302,32 +303,57 @@ def _measure(args: argparse.Namespace, progress: ProgressLine, cancel: threading
     return 0 if complete else EXIT_INTERRUPTED
 
 
+def _models_document(plan: Plan, progress: ProgressLine) -> dict[str, Any]:
+    """The files that are measured, and how a peer runs them."""
+    models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
+    if plan.peer is not None:
+        models["peer"] = plan.peer.document(plan.peer_settings, plan.set_config, plan.draft_model)
+    return models
+
+
 def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel: threading.Event) -> int:
     """Measure the request pool at several numbers of requests."""
     known = read_prompts(args.prompts or SHIPPED_PROMPTS)
     half = _half(args)
     plan = _plan(args, known, half, progress, cancel)
     prompts = first_of_each(plan.prompts, plan.limit_per_category)
-    models = models_document(plan.set_config.target, plan.drafters, progress.show_bytes)
+    models = _models_document(plan, progress)
+    peer_pool = None
+    if plan.peer is not None:
+        peer_pool = PeerPool(plan.peer, plan.peer_settings, plan.set_config, plan.draft_model)
     loaded = LoadedSet.load(replace(plan.set_config, drafters=plan.drafters), progress.show, cancel)
     rows: list[ConcurrentRow] = []
+    peer_rows: list[PeerPoolRow] = []
 
-    def heard(row: ConcurrentRow) -> None:
+    def tell(name: str, row: ConcurrentRow | PeerPoolRow, more: str = "") -> None:
         progress.clear()
         print(
-            f"round {row.round}/{plan.rounds} {row.configuration}: {row.concurrency} at once "
-            f"{row.tokens_per_second:.1f} tokens/s, one by one {row.sequential_tokens_per_second:.1f}",
+            f"round {row.round}/{plan.rounds} {name}: {row.concurrency} at once "
+            f"{row.tokens_per_second:.1f} tokens/s{more}",
             file=sys.stderr,
             flush=True,
         )
+
+    def heard(row: ConcurrentRow) -> None:
+        tell(row.configuration, row, f", one by one {row.sequential_tokens_per_second:.1f}")
+
+    def heard_peer(row: PeerPoolRow) -> None:
+        tell(row.setting, row)
 
     with contextlib.closing(loaded):
         check_prompts(loaded, prompts, plan.max_tokens)
         target_cores, drafter_cores = args.cores
         shape = PoolSettings(overlap=LookAhead(args.overlap), target_cores=target_cores, drafter_cores=drafter_cores)
         benchmark = ConcurrentBenchmark(loaded, prompts, plan.sampling, plan.max_tokens, shape, cancel)
-        for configuration in plan.configurations:
-            rows += benchmark.run(configuration, args.concurrent, plan.rounds, heard)
+        requests = [prompt_tokens(loaded, prompt) for prompt in prompts]
+        warm_up = prompt_tokens(loaded, WARM_UP)
+        for concurrency in args.concurrent:
+            for configuration in plan.configurations:
+                rows += benchmark.run(configuration, concurrency, plan.rounds, heard)
+            if peer_pool is not None:
+                peer_rows += peer_pool.run(
+                    requests, warm_up, plan.sampling, plan.max_tokens, concurrency, plan.rounds, cancel, heard_peer
+                )
         loaded.save_learnt()
         kv = kv_document(loaded)
     complete = not cancel.is_set()
@@ -343,9 +369,11 @@ def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel
         "rounds": plan.rounds,
         "rows": [row.document() for row in rows],
         "summary": summary,
+        "peer_rows": [row.document() for row in peer_rows],
     }
     _write_document(args, document)
     print(render_concurrent(summary), end="")
+    print(render_peer_pool(summary, peer_rows), end="")
     return 0 if complete else EXIT_INTERRUPTED
 
 

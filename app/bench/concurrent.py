@@ -121,19 +121,16 @@ class ConcurrentBenchmark:
         self._max_tokens = max_tokens
         self._cancel = cancel
 
-    def run(self, configuration: Configuration, concurrencies: Sequence[int], rounds: int, heard: Heard) -> list[Row]:
+    def run(self, configuration: Configuration, concurrency: int, rounds: int, heard: Heard) -> Iterator[Row]:
         """Measure; fewer rows when cancelled."""
-        rows: list[Row] = []
-        for concurrency in concurrencies:
-            with closing(Pool(self._loaded, self._settings(concurrency))) as pool:
-                self._run_pool(pool, [(WARM_UP.id, self._warm_up)] * concurrency, self._generation(configuration, 0))
-                for number in range(1, rounds + 1):
-                    row = self._row(pool, configuration, concurrency, number)
-                    if row is None:
-                        return rows
-                    rows.append(row)
-                    heard(row)
-        return rows
+        with closing(Pool(self._loaded, self._settings(concurrency))) as pool:
+            self._run_pool(pool, [(WARM_UP.id, self._warm_up)] * concurrency, self._generation(configuration, 0))
+            for number in range(1, rounds + 1):
+                row = self._row(pool, configuration, concurrency, number)
+                if row is None:
+                    return
+                heard(row)
+                yield row
 
     def _settings(self, concurrency: int) -> PoolSettings:
         largest = sorted(map(len, self._requests.values()), reverse=True)[:concurrency]

@@ -143,13 +143,19 @@ class Peer:
         missing = [kind for kind in setting.kinds if not self.help.offers(SPEC_TYPE, kind)]
         return f"this build does not know {', '.join(missing)}" if missing else ""
 
-    def arguments(self, setting: PeerSetting, config: SetConfig, draft_model: Path | None) -> list[str]:
-        """The command line of a setting, without address and port."""
+    def arguments(
+        self, setting: PeerSetting, config: SetConfig, draft_model: Path | None, at_once: int = 1
+    ) -> list[str]:
+        """The command line of a setting, without address and port.
+
+        Args:
+            at_once: Requests that it is to answer together; they share the context.
+        """
         arguments = ["--model", str(config.target)]
         wanted: list[tuple[tuple[str, ...], str | None]] = [
             (("--ctx-size", "-c"), str(config.context_tokens)),
             (("--threads", "-t"), str(config.placement.threads)),
-            (("--parallel", "-np"), "1"),
+            (("--parallel", "-np"), str(at_once)),
             (("--cache-ram", "-cram"), "0"),
         ]
         if config.placement.gpu_layers >= 0:
@@ -198,7 +204,10 @@ def _output(path: Path, argument: str) -> str:
 class PeerServer:
     """A running server; a context manager that ends it."""
 
-    def __init__(self, peer: Peer, arguments: Sequence[str]) -> None:
+    def __init__(self, peer: Peer, arguments: Sequence[str], at_once: int = 1) -> None:
+        """Args:
+        at_once: Requests that will be under way together at most.
+        """
         self._peer = peer
         self._arguments = arguments
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
@@ -206,7 +215,7 @@ class PeerServer:
         self._address = ""
         # The machine's proxy settings are not meant for its own loopback interface.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        self._executor = ThreadPoolExecutor(max_workers=1)
+        self._executor = ThreadPoolExecutor(max_workers=at_once)
 
     def __enter__(self) -> PeerServer:
         port = _free_port()
@@ -272,22 +281,32 @@ class PeerServer:
         Raises:
             EnvironmentProblem: the server failed; with its last words.
         """
-        request = urllib.request.Request(
-            f"{self._address}/completion",
-            json.dumps(_request(tokens, sampling, max_tokens)).encode(),
-            {"Content-Type": "application/json"},
-        )
-        future: Future[dict[str, Any]] = self._executor.submit(self._post, request)
-        while not wait((future,), POLL_SECONDS).done:
+        replies = self.complete_all([tokens], sampling, max_tokens, cancel)
+        return None if replies is None else replies[0]
+
+    def complete_all(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, max_tokens: int, cancel: threading.Event
+    ) -> list[Mapping[str, Any]] | None:
+        """Its replies to several, asked for together; None when cancelled.
+
+        Raises:
+            EnvironmentProblem: the server failed; with its last words.
+        """
+        futures: list[Future[Mapping[str, Any]]] = [
+            self._executor.submit(self._post, json.dumps(_request(tokens, sampling, max_tokens)).encode())
+            for tokens in prompts
+        ]
+        while wait(futures, POLL_SECONDS).not_done:
             if cancel.is_set():
                 self.stop()
                 return None
         try:
-            return future.result()
+            return [future.result() for future in futures]
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(f"{self._peer.path} failed ({error}): {self._last_words()}") from error
 
-    def _post(self, request: urllib.request.Request) -> dict[str, Any]:
+    def _post(self, body: bytes) -> Mapping[str, Any]:
+        request = urllib.request.Request(f"{self._address}/completion", body, {"Content-Type": "application/json"})
         with self._opener.open(request) as reply:
             document: dict[str, Any] = json.load(reply)
             return document
@@ -327,6 +346,12 @@ def _free_port() -> int:
         return port
 
 
+def answer_tokens(reply: Mapping[str, Any]) -> int:
+    """Tokens of an answer by the server; the one that ends it is none of them."""
+    made: int = reply["timings"]["predicted_n"]
+    return made - (reply.get("stop_type") == "eos")
+
+
 def peer_row(
     prompt: Prompt,
     setting: PeerSetting,
@@ -359,7 +384,7 @@ def peer_row(
         config=setting.name,
         baseline=baseline,
         round=round_number,
-        tokens=made - ended,
+        tokens=answer_tokens(reply),
         seconds=seconds,
         tokens_per_second=(made - 1) / seconds if seconds else 0.0,
         distinct_4gram=distinct_share(reply.get("tokens", [])),

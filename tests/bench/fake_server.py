@@ -1,6 +1,7 @@
 """A stand-in for llama-server: it answers `--version` and `--help`, and every completion with fixed times.
 
-Run as a program. The environment says where it notes what it was asked and how it was started.
+Run as a program. The environment says where it notes what it was asked and how it was started, and how many requests
+it waits for before it answers any.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 HELP = """\
@@ -42,6 +45,9 @@ usage: llama-server [options]
 VERSION = "version: 1.2.3 (build 7, commit abcdef0)\nbuilt with a pencil\n"
 
 
+TOGETHER = threading.Barrier(int(os.environ.get("FAKE_SERVER_AT_ONCE", "1")), timeout=60)
+
+
 class Handler(BaseHTTPRequestHandler):
     """Notes each request in the file that FAKE_SERVER_NOTES names."""
 
@@ -55,6 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         if os.environ.get("FAKE_SERVER_FAILS"):
             print("error: out of paper", flush=True)
             os._exit(3)
+        TOGETHER.wait()
         self._reply(
             {
                 "content": "Hello there.",
@@ -83,6 +90,14 @@ class Handler(BaseHTTPRequestHandler):
         """Be silent."""
 
 
+def written_to(folder: Path) -> Path:
+    """The stand-in as a program of its own."""
+    program = folder / "llama-server"
+    program.write_text(f"#!{sys.executable}\n{Path(__file__).read_text(encoding='utf-8')}", encoding="utf-8")
+    program.chmod(0o755)
+    return program
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
@@ -91,7 +106,7 @@ def main() -> None:
         print(HELP)
     else:
         port = int(arguments[arguments.index("--port") + 1])
-        HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+        ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -273,9 +273,7 @@ def test_an_unfinished_run_is_not_overwritten(
 def test_a_peer_stands_in_the_same_table(
     starter: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "llama-server"
-    program.write_text(f"#!{sys.executable}\n{Path(fake_server.__file__).read_text(encoding='utf-8')}", "utf-8")
-    program.chmod(0o755)
+    program = fake_server.written_to(tmp_path)
     notes = tmp_path / "notes.jsonl"
     monkeypatch.setenv("FAKE_SERVER_NOTES", str(notes))
     peer = f"llama-server={program}"

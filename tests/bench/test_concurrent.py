@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from app.bench.prompts import first_of_each, read_prompts
 from app.cli import main
+from tests.bench import fake_server
 
 PROMPTS = [
     {"id": "birds", "category": "chat", "prompt": "Name a few birds and say where they live."},
@@ -63,3 +65,27 @@ def test_a_limit_takes_the_first_prompts_of_each_category() -> None:
 def test_a_list_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--concurrent", text])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is started by its first line")
+def test_a_peer_is_asked_for_as_many_at_once(
+    starter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It answers none before three have come."""
+    prompts, result, notes = tmp_path / "own.jsonl", tmp_path / "result.json", tmp_path / "notes.jsonl"
+    prompts.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS), encoding="utf-8")
+    monkeypatch.setenv("QUORUM_HOME", str(tmp_path))
+    monkeypatch.setenv("FAKE_SERVER_NOTES", str(notes))
+    monkeypatch.setenv("FAKE_SERVER_AT_ONCE", "3")
+    command = f"bench --target {starter} --drafters ngram --prompts {prompts} --threads 1 --ctx 512 --concurrent 3 "
+    peer = f"--repeat 1 --max-tokens 8 --json {result} --peer llama-server={fake_server.written_to(tmp_path)}"
+    assert main([*command.split(), *peer.split()]) == 0
+    rows = json.loads(result.read_text(encoding="utf-8"))["peer_rows"]
+    assert [row["setting"] for row in rows] == ["llama-server plain", "llama-server ngram-mod"]
+    assert {(row["concurrency"], row["round"], row["tokens"], row["accepted"]) for row in rows} == {(3, 1, 12, 6)}
+    asked = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
+    assert len(asked) == 2 * (3 + 3)  # a warm-up of three for each server
+    given = asked[0]["arguments"]
+    assert given[given.index("--parallel") + 1] == "3"
+    assert int(given[given.index("--ctx-size") + 1]) == 3 * 256
+    assert "auto, 3 at once, against llama-server" in capsys.readouterr().out

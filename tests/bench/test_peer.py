@@ -41,10 +41,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def fake(tmp_path: Path, notes: Path) -> Path:
     """The stand-in as a program."""
-    path = tmp_path / "llama-server"
-    path.write_text(f"#!{sys.executable}\n{Path(fake_server.__file__).read_text(encoding='utf-8')}", encoding="utf-8")
-    path.chmod(0o755)
-    return path
+    return fake_server.written_to(tmp_path)
 
 
 def config(target: Path, gpu_layers: int = -1) -> SetConfig:
