@@ -58,6 +58,8 @@ class Layout:
     live: gr.HTML
     refresh: gr.Button
     """Pressed by the page itself when it comes back into view; never seen."""
+    take: gr.Button
+    """Pressed by the page itself when its stream brought something; never seen."""
     compare_tab: gr.Tab
     compare: CompareTab
     models_tab: gr.Tab
@@ -90,6 +92,7 @@ def lay_out(base: SetChoice, defaults: GenerationSettings) -> Layout:
             "Try again", size="sm", elem_id="load-again", scale=0, min_width=88, visible=False
         )
     parts["refresh"] = gr.Button("Refresh", elem_id="refresh", visible="hidden")
+    parts["take"] = gr.Button("Take", elem_id="take", visible="hidden")
     with gr.Tabs(elem_id="tabs", selected=CHAT_TAB) as parts["tabs"]:
         with gr.Tab("Chat", id=CHAT_TAB, elem_id="chat-tab"), gr.Row(elem_id="main"):
             parts |= _chat_tab(defaults)

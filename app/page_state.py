@@ -22,6 +22,7 @@ TURNS_AT_FIRST = 20
 class PageState:
     """All that a page shows of what is going on, comparable so that only what has changed is sent."""
 
+    conversation_id: str
     messages: list[views.ChatMessage]
     """Of the latest turns: a page that made hundreds anew with every token would be busy with nothing else."""
     earlier_turns: int
@@ -119,6 +120,7 @@ class PageWatch:
         errand = service.errands.last
         comparison = service.last_comparison
         return PageState(
+            conversation_id=self._conversation_id,
             messages=views.transcript(turns[-self._most_turns :], running, ahead),
             earlier_turns=max(0, len(turns) - self._most_turns),
             tokens=token_view(turns, running) if self._shows_tokens else "",

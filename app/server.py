@@ -67,13 +67,15 @@ def create_app(service: Service, base: SetChoice, generation: GenerationSettings
     def health() -> dict[str, str | None]:
         return _health(service)
 
+    page, stream = build_page(service, base, generation)
     app.include_router(download_routes(service))
+    app.include_router(stream)
     api = Api(service.desk, ApiOptions(Defaults(generation), key=os.environ.get(KEY_VARIABLE, "")))
     app.mount("/v1", api.application())
     app.router.routes.append(Route("/metrics", api.metrics()))
     gr.mount_gradio_app(
         app,
-        build_page(service, base, generation),
+        page,
         path="/",
         server_name=host,
         server_port=port,

@@ -1,24 +1,20 @@
 """The page's events and what they ask of the service.
 
-A command only asks for something; what comes of it is shown by `follow`, which streams the page's state while
-anything is going on and ends when all is quiet, and for the answer by `follow_answer`. One page has one stream of each:
-a newer one takes over from the older.
-Handlers translate. No component holds more than text and numbers.
+A command only asks for something; what comes of it is shown by the page's stream, which the command opens anew and
+which ends when all is quiet. Handlers translate. No component holds more than text and numbers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import gradio as gr
+from fastapi import APIRouter
 
 from app import compare_view, views
-from app.chats import export_links, list_update, older_update
+from app.chats import export_links
 from app.choices import SetChoice, as_it_is, preparation
 from app.compare_tab import set_choices
 from app.comparison import kept_results, read_result
@@ -26,7 +22,8 @@ from app.conversations import LISTED_AT_FIRST
 from app.layout import MODELS_TAB, TOKEN_VIEW, Layout, lay_out
 from app.models_events import ModelsEvents, connect_models
 from app.notices import attempt
-from app.page_state import TURNS_AT_FIRST, PageState, PageWatch
+from app.page_state import TURNS_AT_FIRST
+from app.page_stream import Shown, shown_in, stream_route
 from app.placements import Placements
 from app.preset_controls import NO_PRESET, forget_update, known_presets, preset_update
 from app.presets import forget, keep, name_of
@@ -35,16 +32,6 @@ from engine.config import GenerationSettings, SetConfig
 from engine.errors import QuorumError
 from models.library import STARTER_NAME
 
-UPDATE_INTERVAL_S = 0.125
-"""Eight updates per second are smooth to the eye."""
-LONGEST_INTERVAL_S = 0.4
-UPDATE_SHARE = 0.02
-"""Updates may take so much of a processor core before they come less often: the machine is also computing the answer,
-and its other cores wait for that one."""
-COST_MEMORY = 0.3
-SHORTEST_PAUSE_S = 0.03
-LONGEST_WAIT_S = 1.5
-"""An answer's last update takes no longer, or nobody is there any more to take it."""
 WATCHED_S = 2.0
 """A running answer that was read so lately is being watched by another page."""
 
@@ -55,7 +42,13 @@ STORE_ID = """(id) => { sessionStorage.setItem("quorum-conversation", id);
 KEEP_CHOSEN = "(chosen, opened) => chosen || opened"
 """A question may have been asked, in a conversation of its own, before the page heard which one it opens."""
 
+WATCH = "(...page) => quorum.watch(...page)"
+"""Open the page's stream anew; over when the stream is, or when a newer one has taken over from it."""
+TAKE = "() => quorum.take()"
+"""What came over the stream since this was last asked."""
+
 SHOW_MORE = f"(shown) => String(Number(shown) + {2 * TURNS_AT_FIRST})"
+OPEN_LISTED = "(listed) => [listed, '']"
 LIST_MORE = f"(listed) => String(Number(listed) + {LISTED_AT_FIRST})"
 SHOW_FIRST = f"() => '{TURNS_AT_FIRST}'"
 
@@ -63,8 +56,8 @@ Values = Mapping[Any, Any]
 """What the components hold when an event happens."""
 
 
-def build_page(service: Service, base: SetChoice, defaults: GenerationSettings) -> gr.Blocks:
-    """The page.
+def build_page(service: Service, base: SetChoice, defaults: GenerationSettings) -> tuple[gr.Blocks, APIRouter]:
+    """The page, and the route of its stream.
 
     Args:
         service: Does what the page asks for.
@@ -75,9 +68,10 @@ def build_page(service: Service, base: SetChoice, defaults: GenerationSettings) 
         layout = lay_out(base, defaults)
         placements = Placements(base)
         handlers = _Handlers(service, layout, base, placements)
-        _connect(page, layout, handlers, ModelsEvents(service, layout, base, placements))
+        shown = shown_in(layout)
+        _connect(page, layout, shown, handlers, ModelsEvents(service, layout, base, placements))
         _keep_what_is_typed(page)
-    return page
+    return page, stream_route(service, layout.chat, shown)
 
 
 def _keep_what_is_typed(page: gr.Blocks) -> None:
@@ -95,28 +89,32 @@ def _keep_what_is_typed(page: gr.Blocks) -> None:
     page.load(None, None, controls, js=tells, show_progress="hidden", api_visibility="private")
 
 
-def _connect(page: gr.Blocks, layout: Layout, handlers: _Handlers, models: ModelsEvents) -> None:
+def _connect(
+    page: gr.Blocks, layout: Layout, shown: Sequence[Shown], handlers: _Handlers, models: ModelsEvents
+) -> None:
     """Tie events to handlers."""
 
     def command(event: Any, handler: Any, inputs: Any, outputs: Any, js: str | None = None) -> Any:
         return event(handler, inputs, outputs, js=js, queue=False, show_progress="hidden", api_visibility="private")
 
-    def streamed(event: Any, handler: Any, outputs: Any) -> Any:
-        return event.then(
-            handler,
-            [layout.conversation, layout.chats.search, layout.view, layout.most_turns, layout.chats.most_listed],
+    def in_browser(event: Any, inputs: Any, outputs: Any, js: str) -> Any:
+        # Gradio leaves out what is asked for while the same goes on, unless it is told otherwise.
+        return event(
+            None,
+            inputs,
             outputs,
-            trigger_mode="multiple",  # else Gradio leaves out a stream that is asked for while the one before it ends
-            concurrency_limit=None,
+            js=js,
+            trigger_mode="multiple",
             show_progress="hidden",
             api_visibility="private",
         )
 
-    def followed(event: Any) -> Any:
-        # Gradio makes every output of a stream anew with each update, so what grows with the answer has its own.
-        streamed(event, handlers.follow_answer, handlers.answer_shown)
-        return streamed(event, handlers.follow, handlers.shown)
+    watched = [layout.conversation, layout.chats.search, layout.view, layout.most_turns, layout.chats.most_listed]
 
+    def followed(event: Any) -> Any:
+        return in_browser(event.then, watched, None, WATCH)
+
+    in_browser(layout.take.click, None, [layout.chat, *(one.component for one in shown)], TAKE)
     sets = layout.models.sets
     asking = {layout.conversation, layout.question, layout.chat, *layout.answers.all()}
 
@@ -184,7 +182,7 @@ def _connect_chats(layout: Layout, handlers: _Handlers, command: Any, followed: 
     chats = layout.chats
     opened = [layout.conversation, layout.notice]
     followed(command(chats.new.click, handlers.new_chat, layout.conversation, opened))
-    followed(command(chats.entries.input, handlers.open_listed, chats.entries, opened))
+    followed(command(chats.entries.input, None, chats.entries, opened, OPEN_LISTED))
     followed(command(chats.search.change, lambda: None, None, None))
     followed(command(chats.older.click, None, chats.most_listed, chats.most_listed, LIST_MORE))
     described = [chats.title, chats.export, layout.answers.system_prompt]
@@ -219,27 +217,6 @@ def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
     return gr.update(visible=not is_asking), gr.update(visible=is_asking), gr.update(visible=is_asking)
 
 
-_PAGE, _ANSWER = "page", "answer"
-"""What a stream shows."""
-
-
-class _Stream:
-    """One of a page's streams."""
-
-    def __init__(self) -> None:
-        self.is_answering = False
-        """Whether what it sent last was an answer in the making."""
-        self._busy_s = time.thread_time()
-        self._cost_s = 0.0
-
-    def interval_s(self) -> float:
-        """How long an update is to last, by what the thread that makes them had to do since the last one."""
-        busy_s = time.thread_time()
-        self._cost_s += COST_MEMORY * (busy_s - self._busy_s - self._cost_s)
-        self._busy_s = busy_s
-        return min(max(UPDATE_INTERVAL_S, self._cost_s / UPDATE_SHARE), LONGEST_INTERVAL_S)
-
-
 class _Handlers:
     """From a page's events to the service and back."""
 
@@ -248,105 +225,6 @@ class _Handlers:
         self._layout = layout
         self._base = base
         self._placements = placements
-        self._newest_streams: dict[tuple[str, str], _Stream] = {}
-        """By page, and what of it they show."""
-        self.answer_shown = [layout.chat, layout.tokens, layout.live, layout.hint, layout.meter, layout.inside]
-        """The components that `follow_answer` writes, in the order of `_answer_of`."""
-        self.shown = [
-            layout.earlier,
-            layout.status,
-            layout.send,
-            layout.stop,
-            layout.retry,
-            layout.resume,
-            layout.models.sets.cancel,
-            layout.models.unload,
-            layout.load_again,
-            layout.answers.thinking,
-            layout.welcome,
-            layout.exactness,
-            layout.verification,
-            layout.verify,
-            layout.stop_verifying,
-            layout.trace,
-            layout.chats.entries,
-            layout.chats.older,
-            layout.compare.progress,
-            layout.compare.start,
-            layout.compare.cancel,
-            layout.models.errand,
-            layout.models.cancel,
-        ]
-        """The components that `follow` writes, in the order of `_values_of`."""
-
-    async def follow(
-        self, conversation_id: str, words: str, view: str, most_turns: str, most_listed: str, request: gr.Request
-    ) -> AsyncIterator[tuple[Any, ...]]:
-        """Stream the page's state, but for the answer, until all is quiet; only what has changed is sent."""
-        stream = self._stream(_PAGE, request, conversation_id, words, view, most_turns, most_listed)
-        async with contextlib.aclosing(stream) as states:
-            async for values in states:
-                yield values
-
-    async def follow_answer(
-        self, conversation_id: str, words: str, view: str, most_turns: str, most_listed: str, request: gr.Request
-    ) -> AsyncIterator[tuple[Any, ...]]:
-        """The same for the answer and what is said of it."""
-        stream = self._stream(_ANSWER, request, conversation_id, words, view, most_turns, most_listed)
-        async with contextlib.aclosing(stream) as states:
-            async for values in states:
-                yield values
-
-    async def _stream(
-        self,
-        part: str,
-        request: gr.Request,
-        conversation_id: str,
-        words: str,
-        view: str,
-        most_turns: str,
-        most_listed: str,
-    ) -> AsyncGenerator[tuple[Any, ...], None]:
-        watch = PageWatch(
-            self._service,
-            conversation_id,
-            words,
-            shows_tokens=view == TOKEN_VIEW,
-            most_turns=int(most_turns),
-            most_listed=int(most_listed),
-        )
-        page = request.session_hash
-        stream = self._newest_streams[page, part] = _Stream()
-        shown: tuple[Any, ...] = ()
-        answering_at = time.monotonic()
-        try:
-            while True:
-                began_at = time.monotonic()
-                state = watch.look()
-                if state.is_answering:
-                    answering_at = began_at
-                elif part == _PAGE and self._is_behind(page) and began_at - answering_at < LONGEST_WAIT_S:
-                    await asyncio.sleep(SHORTEST_PAUSE_S)
-                    continue
-                values = _answer_of(state) if part == _ANSWER else _values_of(state, conversation_id)
-                if values != shown:
-                    yield _changes(shown, values)
-                    shown = values
-                stream.is_answering = state.is_answering
-                if state.is_quiet or self._service.is_closed:
-                    return
-                # Rendering and sending happened while this waited to be resumed; they count.
-                await asyncio.sleep(max(SHORTEST_PAUSE_S, began_at + stream.interval_s() - time.monotonic()))
-                if self._newest_streams.get((page, part)) is not stream:
-                    return
-        finally:
-            if self._newest_streams.get((page, part)) is stream:
-                del self._newest_streams[page, part]
-
-    def _is_behind(self, page: str) -> bool:
-        """Whether a page has yet to be sent the end of an answer; what can be done after it is not offered before."""
-        answer = self._newest_streams.get((page, _ANSWER))
-        return answer is not None and answer.is_answering
 
     def open_conversation(self, of_tab: str, last: str) -> str:
         """The tab's own conversation; for a new tab the last one, unless another page is watching its answer."""
@@ -409,9 +287,6 @@ class _Handlers:
         if conversation is not None and not conversation.turns:
             return conversation_id, ""
         return self._service.conversations.create().id, ""
-
-    def open_listed(self, conversation_id: str) -> tuple[str, str]:
-        return conversation_id, ""
 
     def describe(self, conversation_id: str) -> tuple[str, str, Any]:
         """Returns the title, the download links and the system prompt of a conversation; a new one has none yet."""
@@ -551,42 +426,3 @@ class _Handlers:
             )
         )
         return conversation_id, problem
-
-
-def _answer_of(state: PageState) -> tuple[Any, ...]:
-    return (state.messages, state.tokens, state.live, state.hint, state.meter, state.inside)
-
-
-def _values_of(state: PageState, conversation_id: str) -> tuple[Any, ...]:
-    return (
-        gr.update(visible=state.earlier_turns > 0, value=views.earlier(state.earlier_turns)),
-        state.status,
-        gr.update(visible=not state.is_answering),
-        gr.update(visible=state.is_answering),
-        gr.update(visible=state.can_retry),
-        gr.update(visible=state.can_resume),
-        gr.update(visible=state.is_loading),
-        gr.update(visible=state.can_unload),
-        gr.update(visible=state.can_load_again),
-        gr.update(visible=state.can_switch_thinking),
-        gr.update(visible=state.is_empty_handed),
-        state.exactness,
-        state.verification,
-        gr.update(visible=not state.is_verifying),
-        gr.update(visible=state.is_verifying),
-        state.trace,
-        list_update(state.listing, conversation_id),
-        older_update(state.listing.older),
-        state.comparing,
-        gr.update(visible=not state.is_comparing),
-        gr.update(visible=state.is_comparing),
-        state.errand,
-        gr.update(visible=state.is_on_errand),
-    )
-
-
-def _changes(before: tuple[Any, ...], now: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values that differ; the others are left as they are in the page."""
-    if not before:
-        return now
-    return tuple(new if new != old else gr.skip() for old, new in zip(before, now, strict=True))

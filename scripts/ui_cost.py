@@ -27,6 +27,9 @@ from typing import Any
 import httpx
 from playwright.sync_api import Page, sync_playwright
 
+from app.layout import TEXT_VIEW
+from app.page_state import TURNS_AT_FIRST
+from app.page_stream import PATH
 from scripts.serving import ROOT, find_browser, served
 
 PATIENCE_S = 600
@@ -138,7 +141,7 @@ class _Client:
     """The page's own requests, made by a program."""
 
     def __init__(self, url: str) -> None:
-        self._url = f"{url}/gradio_api"
+        self._url = url
         self._session = uuid.uuid4().hex
         config = httpx.get(f"{url}/config").json()
         self._components = {component["id"]: component["props"] for component in config["components"]}
@@ -153,27 +156,15 @@ class _Client:
             changed.get(self._components[key].get("elem_id"), self._components[key].get("value"))
             for key in event["inputs"]
         ]
-        answered = httpx.post(f"{self._url}/run/predict", json=self._request(event["id"], data))
+        answered = httpx.post(f"{self._url}/gradio_api/run/predict", json=self._request(event["id"], data))
         answered.raise_for_status()
         return list(answered.json()["data"])
 
     def follow(self, conversation: str) -> str:
         """All that is streamed until all is quiet."""
-        streams = [event for event in self._events if event["trigger_after"] == self._asked]
-        for event in streams:
-            data = [conversation, *(self._components[key].get("value") or "" for key in event["inputs"][1:])]
-            httpx.post(f"{self._url}/queue/join", json=self._request(event["id"], data)).raise_for_status()
-        parts: list[str] = []
-        running = len(streams)
-        with httpx.stream(
-            "GET", f"{self._url}/queue/data", params={"session_hash": self._session}, timeout=PATIENCE_S
-        ) as stream:
-            for line in stream.iter_lines():
-                parts.append(line)
-                running -= '"process_completed"' in line
-                if not running:
-                    break
-        return "\n".join(parts)
+        asked: dict[str, str | int] = {"conversation": conversation, "words": "", "view": TEXT_VIEW, "turns": TURNS_AT_FIRST, "listed": 1}
+        with httpx.stream("GET", f"{self._url}{PATH}", params=asked, timeout=PATIENCE_S) as stream:
+            return "\n".join(stream.iter_lines())
 
     def _request(self, event: int, data: list[Any]) -> dict[str, Any]:
         return {"data": data, "event_data": None, "fn_index": event, "session_hash": self._session, "trigger_id": None}

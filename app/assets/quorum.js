@@ -1,3 +1,32 @@
+// What the page is sent is kept here until Gradio takes it over: the values of its components by their places, the chat's first.
+const quorum = {
+  news: [],
+  leave() {},
+  take() {
+    const news = this.news;
+    this.news = [];
+    return news;
+  },
+  watch(conversation, words, view, turns, listed) {
+    this.leave();
+    const asked = new URLSearchParams({ conversation, words, view, turns, listed });
+    const stream = new EventSource(`/page/state?${asked}`);
+    let messages = [];
+    return new Promise((over) => {
+      this.leave = () => {
+        stream.close();
+        over();
+      };
+      stream.addEventListener("message", ({ data }) => {
+        const { values, chat } = JSON.parse(data);
+        for (const [place, value] of Object.entries(values)) this.news[Number(place) + 1] = value;
+        if (chat) this.news[0] = messages = [...messages.slice(0, chat.kept), ...chat.more];
+        document.querySelector("#take").click();
+      });
+      stream.addEventListener("end", this.leave);
+    });
+  },
+};
 // Esc ends the running answer, Alt + N begins a new chat; a page that comes back into view catches up with what went on meanwhile.
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") document.querySelector("#stop")?.click();

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from models.rewrite import Source, write_model
-from tests.app.browser import PATIENCE_MS, Server, answers, ask, serving, set_control
+from tests.app.browser import PATIENCE_MS, Server, answers, ask, serving, set_control, wait_until
 from tests.engine.making import TEMPLATE
 
 EXAMPLES = (
@@ -79,7 +79,7 @@ def test_a_thought_is_folded_kept_apart_and_switched_off(browser: Browser, think
     page.get_by_label("Answer at once").check()
     set_control(page, "sampling-section", "max-tokens", "12")
     ask(page, "Name a river.")
-    expect(page.locator("#retry")).to_be_visible()
+    wait_until(lambda: all(turn["finish_reason"] for turn in exported(page)), "the answer's end")
     thinking, at_once = exported(page)
     assert thinking == turn
     assert (at_once["thinking"], bool(at_once["answer"].strip())) == ("", True)

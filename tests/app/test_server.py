@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from app.choices import SetChoice, preparation
 from app.controls import AnswerControls
+from app.page_stream import PATH
 from app.server import PORTS_TRIED, create_app, listen
 from app.service import Service
 from engine.config import GenerationSettings, Policy, PolicyKind, Shape, Speculation
@@ -36,7 +37,7 @@ def test_health_tells_what_is_loaded(client: TestClient) -> None:
 
 def test_the_page_is_served_to_us_and_to_nobody_else(client: TestClient) -> None:
     assert client.get("/").status_code == 200
-    for path in ("/", "/health", "/config", "/gradio_api/info"):
+    for path in ("/", "/health", "/config", "/gradio_api/info", PATH):
         assert client.get(path, headers={"host": "evil.example"}).status_code == 403
         assert client.get(path, headers={"origin": "https://evil.example"}).status_code == 403
     assert client.post("/gradio_api/queue/join", headers={"origin": "null"}, json={}).status_code == 403
