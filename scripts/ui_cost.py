@@ -162,7 +162,8 @@ class _Client:
 
     def follow(self, conversation: str) -> str:
         """All that is streamed until all is quiet."""
-        asked: dict[str, str | int] = {"conversation": conversation, "words": "", "view": TEXT_VIEW, "turns": TURNS_AT_FIRST, "listed": 1}
+        asked: dict[str, str | int] = {"conversation": conversation, "words": "", "view": TEXT_VIEW}
+        asked |= {"turns": TURNS_AT_FIRST, "listed": 1}
         with httpx.stream("GET", f"{self._url}{PATH}", params=asked, timeout=PATIENCE_S) as stream:
             return "\n".join(stream.iter_lines())
 

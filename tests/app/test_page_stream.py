@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.choices import SetChoice
+from app.conversations import LISTED_AT_FIRST
 from app.layout import TEXT_VIEW
 from app.page_state import TURNS_AT_FIRST, PageWatch
 from app.page_stream import PATH
@@ -31,7 +32,8 @@ def client(service: Service) -> Iterator[TestClient]:
 
 def events(client: TestClient, conversation_id: str) -> list[dict[str, Any]]:
     """All that is sent until the stream says that it is over."""
-    asked: dict[str, str | int] = {"conversation": conversation_id, "words": "", "view": TEXT_VIEW, "turns": TURNS_AT_FIRST, "listed": 20}
+    asked: dict[str, str | int] = {"conversation": conversation_id, "words": "", "view": TEXT_VIEW}
+    asked |= {"turns": TURNS_AT_FIRST, "listed": LISTED_AT_FIRST}
     answered = client.get(PATH, params=asked)
     assert answered.headers["content-type"].startswith("text/event-stream")
     *told, last, rest = answered.text.split("\n\n")
