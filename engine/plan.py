@@ -291,6 +291,8 @@ class AutoPlanner(Planner):
         self._hearing = Budget(HEARING_SHARE, MOST_HEARING_CREDIT_MS)
         self._hearing_slices = dict.fromkeys(names, MOST_HEARING_SLICES)
         """For each drafter, how many more slices it may read only to be heard."""
+        self._paying: dict[str, tuple[bool, int]] = {}
+        """What `_might_pay` found, and at which step."""
         self._trials = trial_budget()
         self._steps = 0
         self._latest = self._most_promising()
@@ -475,9 +477,14 @@ class AutoPlanner(Planner):
 
     def _might_pay(self, name: str, context_tokens: int) -> bool:
         """Whether a drafter could be the best where look-ups say nothing, were it as good as it may turn out to be."""
+        known = self._paying.get(name)
+        if known is not None and self._steps - known[1] < FORESEEN_STEPS:
+            return known[0]
         tokens, elapsed_ms = self._foresee(Choice((name,)), 0, context_tokens, self._acceptance.at_best(name))
         usual = self._arm(self._chosen.get(0, NO_MODEL), 0, context_tokens)
-        return tokens / elapsed_ms > SWITCH_MARGIN * usual.tokens_per_ms
+        might_pay = tokens / elapsed_ms > SWITCH_MARGIN * usual.tokens_per_ms
+        self._paying[name] = might_pay, self._steps
+        return might_pay
 
     def _read_for_trial(self, situation: Situation, late: Sequence[str], best: Arm) -> tuple[str, ...]:
         """A late drafter that can be read and tried from what was saved up; otherwise it would never be heard again."""
