@@ -7,6 +7,12 @@ const quorum = {
     this.news = [];
     return news;
   },
+  tellAway(isAway) {
+    document.querySelector("#away")?.remove();
+    if (!isAway) return;
+    const told = "Quorum does not answer. If it has ended, start it again: this page goes on where it was.";
+    document.body.insertAdjacentHTML("beforeend", `<p id="away" class="q-alert" role="alert">${told}</p>`);
+  },
   watch(conversation, words, view, turns, listed) {
     this.leave();
     const asked = new URLSearchParams({ conversation, words, view, turns, listed });
@@ -17,6 +23,9 @@ const quorum = {
         stream.close();
         over();
       };
+      // The browser tries again by itself, and what comes then begins anew.
+      stream.addEventListener("error", () => this.tellAway(true));
+      stream.addEventListener("open", () => this.tellAway(false));
       stream.addEventListener("message", ({ data }) => {
         const { values, chat } = JSON.parse(data);
         for (const [place, value] of Object.entries(values)) this.news[Number(place) + 1] = value;

@@ -447,6 +447,30 @@ def test_where_a_model_runs_is_kept_over_a_reload_and_a_restart(
         expect(page.locator("#machine-card tr", has_text="Threads")).to_contain_text(threads)
 
 
+def test_a_server_that_went_away_is_told_and_its_return_noticed(
+    browser: Browser, set_config: SetConfig, tmp_path: Path
+) -> None:
+    home = with_model(tmp_path, set_config.target)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    options, environment = [*OPTIONS, "--port", str(port)], {"QUORUM_HOME": str(home)}
+    with browser.new_page() as page:
+        page.set_default_timeout(PATIENCE_MS)
+        with serving(options, environment) as server:
+            page.goto(server.url)
+            expect(page.locator("#status .q-loaded b")).to_contain_text("SmolLM2")
+            ask(page, "Write a long story about a lighthouse keeper and the sea, in many chapters.")
+            answer_longer_than(page, 20)
+            server.kill()
+            expect(page.get_by_role("alert")).to_contain_text("Quorum does not answer")
+        with serving(options, environment) as again:
+            assert again.url == server.url
+            expect(page.get_by_role("alert")).to_have_count(0)
+            expect(page.locator("#resume")).to_be_visible()
+            assert answers(page).first.inner_text().strip()
+
+
 def test_a_phone_shows_it_without_scrolling_sideways(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     set_control(page, "sampling-section", "max-tokens", "12")
