@@ -21,7 +21,7 @@ from models.pairing import pairings
 
 SEPARATOR = "|"
 POLICIES = (("Auto", "auto"), ("Minions", "minions"), ("AdaEDL", "adaedl"), ("Fixed: 3", "fixed:3"))
-OWN, THIS_CHAT = "own text", "this conversation"
+THIS_CHAT = "this conversation"
 MOST_OF_A_CHAT = 6
 NO_TARGET = '<p class="q-small">Drafter sets depend on the target: load a model first, under Models.</p>'
 MOST_COMBINED = 3
@@ -72,10 +72,8 @@ class CompareTab:
             for category in chosen
             for prompt in [own for own in shipped_prompts() if own.category == category][: values[self.per_category]]
         ]
-        if OWN in chosen:
-            text = (values[self.own_text] or "").strip()
-            if not text:
-                raise SettingError("your own prompt is empty; write one, or leave it out")
+        text = (values[self.own_text] or "").strip()
+        if text:
             prompts.append(Prompt("own", "own", (Message("user", text),)))
         if THIS_CHAT in chosen:
             prompts += chat_prompts(conversation)
@@ -116,9 +114,11 @@ def build_compare_tab() -> CompareTab:
                 list(POLICIES), value=["auto"], label="Policies: how far to draft", elem_id="compare-policies"
             )
             prompts = gr.CheckboxGroup(
-                [*categories, OWN, THIS_CHAT], value=categories[:2], label="Prompts", elem_id="compare-prompts"
+                [*categories, THIS_CHAT], value=categories[:2], label="Prompts", elem_id="compare-prompts"
             )
-            own_text = gr.Textbox(label="Your own prompt", lines=2, max_lines=6, elem_id="compare-own")
+            own_text = gr.Textbox(
+                label="A prompt of your own, if you like", lines=2, max_lines=6, elem_id="compare-own"
+            )
             per_category = gr.Slider(1, 6, value=2, step=1, label="Prompts of each category", elem_id="compare-limit")
             rounds = gr.Slider(1, 5, value=1, step=1, label="Rounds", elem_id="compare-rounds")
             max_tokens = gr.Textbox("120", label="Tokens an answer", max_lines=1, elem_id="compare-tokens")

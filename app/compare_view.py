@@ -138,7 +138,13 @@ def _cells(own: ConfigSummary, rows: Sequence[Row], then: Mapping[str, ConfigSum
 
 
 def _interval(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"<b>{estimate.value:.2f}×</b> ({estimate.low:.2f} to {estimate.high:.2f})"
+    return "–" if estimate is None else f"<b>{estimate.value:.2f}×</b> ({_spread(estimate)})"
+
+
+def _spread(estimate: Estimate) -> str:
+    """The interval; a single answer has none."""
+    is_known = estimate.low < estimate.high
+    return f"{estimate.low:.2f} to {estimate.high:.2f}" if is_known else "one answer tells no more"
 
 
 def _speed_bars(result: Result) -> str:
@@ -161,7 +167,7 @@ def _speed_bars(result: Result) -> str:
 def _bar(label: str, estimate: Estimate, top: float) -> str:
     low, high, value = (100 * figure / top for figure in (estimate.low, estimate.high, estimate.value))
     return (
-        f'<div class="q-bar" title="{estimate.value:.2f}, 95 % from {estimate.low:.2f} to {estimate.high:.2f}">'
+        f'<div class="q-bar" title="{estimate.value:.2f}: {_spread(estimate)}">'
         f'<span>{escape(label)}</span><i><b style="width:{value:.1f}%"></b>'
         f'<u style="left:{low:.1f}%;width:{max(0.0, high - low):.1f}%"></u></i><em>{estimate.value:.2f}×</em></div>'
     )

@@ -155,12 +155,18 @@ def verification(job: Verify | None) -> str:
     return _card("Losslessness", body, "verification-card")
 
 
+def _memory_of(device: Device) -> str:
+    total = f"{device.total_bytes / 2**30:.1f} GB"
+    # Of the processor's own memory llama.cpp calls all of it free.
+    return total if device.free_bytes >= device.total_bytes else f"{device.free_bytes / 2**30:.1f} of {total} free"
+
+
 def machine(insight: Insight | None, devices: Sequence[Device]) -> str:
     """Devices and threads."""
     rows = [
         (
             device.name,
-            f"{device.description}, {device.free_bytes / 2**30:.1f} of {device.total_bytes / 2**30:.1f} GB free",
+            f"{device.description}, {_memory_of(device)}",
         )
         for device in devices
     ]

@@ -138,12 +138,14 @@ class ModelsEvents:
     def foresee(self, values: Values) -> str:
         """What the set that is chosen would take, and where its models would run."""
         loaded = self._loaded_config()
+        if not self._sets.chosen_target(values):
+            return ""
         try:
             choice = self._sets.choice(values, self._base, self._placements)
             placed = choice.config(resolve(choice.target), choice.drafters or (), loaded)
             return models_view.memory(forecast(placed.config, replaced=loaded), placed)
-        except QuorumError:
-            return ""  # loading says what is wrong with the choice
+        except QuorumError as error:
+            return models_view.no_forecast(str(error))
 
     def offer_targets(self) -> Any:
         return target_update(self._service.loaded)

@@ -69,6 +69,11 @@ def _details(path: Path, facts: GgufFacts, sha256: str) -> tuple[tuple[str, str]
     )
 
 
+def no_forecast(problem: str) -> str:
+    """Why nothing is foreseen of a set."""
+    return f'<p class="q-small">No forecast: {escape(problem)}</p>'
+
+
 def memory(foreseen: Forecast, placed: PlacedSet) -> str:
     """What a set would take of the memory that is free, as a bar with one part for each model, and where it would run.
 

@@ -50,6 +50,10 @@ TAKE = "() => quorum.take()"
 SHOW_MORE = f"(shown) => String(Number(shown) + {2 * TURNS_AT_FIRST})"
 OPEN_LISTED = "(listed) => [listed, '']"
 LIST_MORE = f"(listed) => String(Number(listed) + {LISTED_AT_FIRST})"
+RECALL_UNSENT = "(typed) => typed || quorum.recall()"
+ASK_FIRST = "() => quorum.visible(false, true, true)"
+"""Instead of the button that deletes, those for a second thought."""
+ASK_NO_MORE = "() => quorum.visible(true, false, false)"
 SHOW_FIRST = f"() => '{TURNS_AT_FIRST}'"
 
 Values = Mapping[Any, Any]
@@ -127,6 +131,7 @@ def _connect(
     followed(command(layout.refresh.click, lambda: None, None, None))
     followed(command(layout.view.change, handlers.show_view, layout.view, [layout.chat, layout.tokens]))
     command(page.load, handlers.offer_presets, None, layout.answers.presets.preset)
+    command(page.load, None, layout.question, layout.question, RECALL_UNSENT)
     followed(command(layout.earlier.click, None, layout.most_turns, layout.most_turns, SHOW_MORE))
     layout.conversation.change(None, None, layout.most_turns, js=SHOW_FIRST, api_visibility="private")
     _connect_presets(layout, handlers, command)
@@ -189,10 +194,10 @@ def _connect_chats(layout: Layout, handlers: _Handlers, command: Any, followed: 
     command(layout.conversation.change, handlers.describe, layout.conversation, described)
     followed(command(chats.rename.click, handlers.rename, [layout.conversation, chats.title], layout.notice))
     asked = [chats.delete, chats.keep, chats.really_delete]
-    command(chats.delete.click, lambda: _asking(is_asking=True), None, asked)
-    command(chats.keep.click, lambda: _asking(is_asking=False), None, asked)
-    gone = command(chats.really_delete.click, handlers.delete, layout.conversation, opened)
-    followed(command(gone.then, lambda: _asking(is_asking=False), None, asked))
+    command(chats.delete.click, None, None, asked, ASK_FIRST)
+    command(chats.keep.click, None, None, asked, ASK_NO_MORE)
+    command(layout.conversation.change, None, None, asked, ASK_NO_MORE)
+    followed(command(chats.really_delete.click, handlers.delete, layout.conversation, opened))
 
 
 def _connect_compare(layout: Layout, handlers: _Handlers, command: Any, followed: Any) -> None:
@@ -210,11 +215,6 @@ def _connect_compare(layout: Layout, handlers: _Handlers, command: Any, followed
         command(event, handlers.show_result, results, shown)
     used = command(compare.use.click, handlers.use_best, compare.history, [compare.notice, layout.answers.policy])
     command(followed(used).then, handlers.offer_sets, None, sets)
-
-
-def _asking(*, is_asking: bool) -> tuple[Any, Any, Any]:
-    """Whether the buttons ask for a second thought."""
-    return gr.update(visible=not is_asking), gr.update(visible=is_asking), gr.update(visible=is_asking)
 
 
 class _Handlers:
@@ -270,7 +270,7 @@ class _Handlers:
             lambda: self._service.edit(
                 values[self._layout.conversation],
                 before + questions.index(edited.index),
-                edited.value,
+                views.unwritten(edited.value),
                 self._layout.answers.settings(values),
                 self._layout.answers.said_before(values),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import TypedDict
@@ -9,7 +10,7 @@ from typing import TypedDict
 from app.conversations import Turn, title_of
 from app.jobs import Job, JobState, Load, Progressed
 from app.plots import speculation_lengths
-from app.run import RunSnapshot
+from app.run import Run, RunSnapshot
 from app.worker import LoadedFacts
 from engine.session import ANSWER_SHARE
 from engine.types import DrafterReport, Metrics, SpeculationState, StepTimes
@@ -40,6 +41,8 @@ fetch.</p>
 """
 
 ENDED = '<p class="q-loaded"><b>Quorum has ended.</b> <span>Start it again and reload this page.</span></p>'
+_UNSEEN = "\u200b"
+_CODE_OR_TAG = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]+`)|<(?=[a-zA-Z/!?])(?!https?:)", re.DOTALL)
 KEYS_HINT = '<span class="q-shortcuts">Enter sends · Shift + Enter: new line · Esc: stop · Alt + N: new chat</span>'
 """Not shown where the page is as narrow as a phone, which has no such keys."""
 
@@ -48,7 +51,7 @@ def transcript(turns: Sequence[Turn], running: RunSnapshot | None, ahead: Sequen
     """The messages of a conversation; its last turn is taken from the running answer while there is one."""
     messages: list[ChatMessage] = []
     for index, turn in enumerate(turns):
-        messages.append({"role": "user", "content": turn.question})
+        messages.append({"role": "user", "content": written(turn.question)})
         if running is not None and index == len(turns) - 1:
             messages.append(
                 {"role": "assistant", "content": said(running.thinking, running.text) or _waiting_for(running, ahead)}
@@ -69,7 +72,21 @@ def earlier(turns: int) -> str:
 
 def said(thinking: str, answer: str) -> str:
     """An answer as the chat shows it, its thought folded."""
-    return f"<think>{thinking}</think>\n{answer}" if thinking.strip() else answer
+    answer = written(answer)
+    return f"<think>{written(thinking)}</think>\n{answer}" if thinking.strip() else answer
+
+
+def written(text: str) -> str:
+    """Markdown in which tags stand as they were written: a mark that is never seen keeps the chat from obeying them.
+
+    Code is left as it is, for the chat does not obey it, and it is there to be copied.
+    """
+    return _CODE_OR_TAG.sub(lambda found: found[1] or f"<{_UNSEEN}", text)
+
+
+def unwritten(text: str) -> str:
+    """The text that `written` was given."""
+    return text.replace(f"<{_UNSEEN}", "<")
 
 
 def _waiting_for(running: RunSnapshot, ahead: Sequence[Job]) -> str:
@@ -81,6 +98,9 @@ def progress_of(running: RunSnapshot, ahead: Sequence[Job]) -> str:
     if running.state is JobState.WAITING:
         if any(isinstance(job, Load) for job in ahead):
             return "Waiting for the model to load"
+        other = next((job for job in ahead if not isinstance(job, Run)), None)
+        if other is not None:
+            return f"Waiting: Quorum is {other.doing}"
         return f"In the queue: {len(ahead)} answer{'s' if len(ahead) != 1 else ''} ahead" if ahead else "Next in line"
     if running.thinking and not running.text:
         return "Thinking"

@@ -58,7 +58,7 @@ class Answer:
         )
         self._ids: list[int] = []
         self._stepper: Stepper | None = None
-        self._panel = Panel(())
+        self._panel = loaded.panel
 
     def attach(self, stepper: Stepper, panel: Panel) -> None:
         """Tell who runs the steps, and with which drafters."""

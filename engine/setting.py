@@ -69,8 +69,7 @@ class Setting:
     @property
     def badge(self) -> str:
         """One clause for the user."""
-        price = "" if self.price is None else f", {100 * (self.price - 1):+.0f} % a token against F16"
-        cache = f"{self.kv_type.name} cache{price}"
+        cache = f"{self.kv_type.name} cache{self._price_text}"
         if self.is_exact is None:
             return f"not compared: {cache}"
         if self.is_exact:
@@ -78,6 +77,14 @@ class Setting:
         if not self.pass_sizes:
             return f"no batch is exact here, so nothing is drafted: {cache}; --exactness fast drafts all the same"
         return f"exact by drafting in passes of {', '.join(map(str, self.pass_sizes))} tokens only: {cache}"
+
+    @property
+    def _price_text(self) -> str:
+        if self.price is None:
+            return ""
+        percent = round(100 * (self.price - 1))
+        # What is measured as faster is so by chance, or because other programs slowed F16 down.
+        return f", {percent} % dearer a token than F16" if percent > 0 else ", no dearer than F16"
 
     @property
     def requests_badge(self) -> str:

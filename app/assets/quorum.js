@@ -7,6 +7,15 @@ const quorum = {
     this.news = [];
     return news;
   },
+  visible(...parts) {
+    return parts.map((visible) => ({ __type__: "update", visible }));
+  },
+  // What was typed and not sent outlives a reload, Gradio's own after a lost connection among them.
+  recall() {
+    const unsent = sessionStorage.getItem("quorum-unsent") ?? "";
+    sessionStorage.removeItem("quorum-unsent");
+    return unsent;
+  },
   tellAway(isAway) {
     document.querySelector("#away")?.remove();
     if (!isAway) return;
@@ -36,19 +45,31 @@ const quorum = {
     });
   },
 };
-// Esc ends the running answer, Alt + N begins a new chat; a page that comes back into view catches up with what went on meanwhile.
+// Esc ends the running answer and takes back a wish to delete, Alt + N begins a new chat; a page that comes back into view catches up with what went on meanwhile.
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") document.querySelector("#stop")?.click();
+  if (event.key === "Escape") for (const button of document.querySelectorAll("#stop, #keep-chat")) button.click();
   if (event.altKey && event.code === "KeyN") {
     event.preventDefault();
     document.querySelector("#new-chat")?.click();
     document.querySelector("#message textarea")?.focus();
   }
 });
+// An edited question is sent by the key that sends a new one.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || !event.target.matches?.("#chat textarea")) return;
+  event.preventDefault();
+  let around = event.target;
+  while (around && !around.querySelector('[aria-label="Submit"]')) around = around.parentElement;
+  around?.querySelector('[aria-label="Submit"]').click();
+});
 // Whoever presses one of these with a key sees it vanish, and writes on; a click tells that it was a key by counting none.
 document.addEventListener("click", (event) => {
   if (event.detail === 0 && event.isTrusted && event.target.closest?.("#send, #stop, #retry, #resume, #new-chat"))
     document.querySelector("#message textarea")?.focus();
+});
+addEventListener("pagehide", () => {
+  const unsent = document.querySelector("#message textarea")?.value;
+  if (unsent) sessionStorage.setItem("quorum-unsent", unsent);
 });
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible") document.querySelector("#refresh")?.click();

@@ -102,9 +102,14 @@ class Model:
     @property
     def description(self) -> str:
         """Architecture, size and quantisation, for example `llama 135M Q4_1`."""
+        lib = native().lib
         buffer = ctypes.create_string_buffer(256)
-        native().lib.llama_model_desc(self.handle, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        lib.llama_model_desc(self.handle, buffer, len(buffer))
+        # Its word for the size is guessed from the number of layers.
+        architecture, _, kind = buffer.value.decode("utf-8", "replace").split(" ", 2)
+        parameters = int(lib.llama_model_n_params(self.handle))
+        size = f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"
+        return f"{architecture} {size} {kind}"
 
     @property
     def size_bytes(self) -> int:

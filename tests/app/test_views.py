@@ -9,7 +9,7 @@ import pytest
 
 from app import plots, views
 from app.conversations import Conversation, Turn
-from app.jobs import JobState, Load, Progressed
+from app.jobs import Check, JobState, Load, Progressed
 from app.run import Run, RunSnapshot, StepReading
 from app.worker import LoadedFacts
 from engine.config import GenerationSettings, SetConfig
@@ -107,8 +107,26 @@ def test_transcript_shows_what_an_answer_waits_for() -> None:
     assert views.progress_of(waiting, (load,)) == "Waiting for the model to load"
     assert views.progress_of(waiting, (run,)) == "In the queue: 1 answer ahead"
     assert views.progress_of(waiting, (run, run)) == "In the queue: 2 answers ahead"
+    assert views.progress_of(waiting, (run, Check())) == "Waiting: Quorum is measuring how exact the model is"
     assert views.progress_of(running(prefill=PrefillProgress(5, 9)), ()) == "Reading the prompt: 5 of 9 tokens"
     assert "q-wait" in views.transcript((Turn("one"),), waiting, (run,))[-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "tags"),
+    [
+        ("What does <div> mean? and </b>, <!-- x -->, <?php", 4),
+        ("1 < 2, a <- b, <3 and <https://example.org>", 0),
+        ("`<b>` and\n```html\n<p>one</p>\n```\nthen <i>", 1),
+        ("an open fence\n```\n<p>", 0),
+    ],
+)
+def test_tags_stand_as_they_were_written_and_code_is_left_alone(text: str, tags: int) -> None:
+    shown = views.written(text)
+    assert len(shown) == len(text) + tags
+    assert views.unwritten(shown) == text
+    (question, answer) = views.transcript((Turn(text, text),), None, ())
+    assert question["content"] == answer["content"] == shown
 
 
 def test_transcript_says_why_an_answer_is_missing_or_short() -> None:

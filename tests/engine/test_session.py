@@ -133,6 +133,13 @@ def test_without_drafters_the_reason_says_so(small: LoadedSet, prompt: list[int]
     assert (state.is_on, state.reason) == (False, "off: no drafter is loaded")
 
 
+def test_an_answer_stopped_before_it_began_does_not_lack_drafters(session: Session, prompt: list[int]) -> None:
+    stopped = threading.Event()
+    stopped.set()
+    state = answer(session.generate(prompt, settings(DRAFTED), stopped)).state
+    assert (state.is_on, state.reason) == (True, "on: measuring")
+
+
 @pytest.mark.parametrize("length", [16, 31])
 def test_the_longest_drafts_that_can_be_asked_for_are_verified(
     small: LoadedSet, session: Session, length: int, fresh: Reference

@@ -57,6 +57,19 @@ def test_only_passes_that_are_exact_are_sent(sizes: tuple[int, ...], sent: set[i
 
 
 @cpu_only
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        (1.081, "BF16 cache, 8 % dearer a token than F16"),
+        (0.17, "BF16 cache, no dearer than F16"),
+        (None, "BF16 cache"),
+    ],
+)
+def test_the_price_of_exactness_is_said(price: float | None, said: str) -> None:
+    setting = Setting(KvType.BF16, is_exact=True, pass_sizes=None, allows_branches=True, price=price)
+    assert setting.badge == f"exact: {said}"
+
+
 def test_the_fastest_format_that_is_exact_is_chosen_once_and_kept(starter: Path, tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     phases: list[set[str]] = []
