@@ -99,6 +99,10 @@ class AcceptanceModel:
         self._rescues: dict[tuple[bool, bool, int], Share] = {}
         self._heard: dict[str, Share] = {}
 
+    def begin_text(self) -> None:
+        """Take in that another answer begins: how often look-ups are right in it is its own text's affair."""
+        self._drifts.pop("", None)
+
     def token(self, source: str, probability: float, agreement: float, proposers: int) -> float:
         """Probability that a token is accepted, given that the ones before it were.
 
@@ -169,11 +173,13 @@ class AcceptanceModel:
         values = [self._heard[name].value for name in names if name in self._heard]
         return min(SUREST, max(values, default=MEAN_PRIOR) + SET_GAIN * (len(names) - 1))
 
-    def at_best(self, name: str) -> float:
-        """The most that `general` of this draft model alone may turn out to be, by two standard deviations."""
-        heard = self._heard.get(name) or _unheard()
-        deviation = math.sqrt(heard.value * (1 - heard.value) / heard.tries)
-        return min(SUREST, heard.value + 2 * deviation)
+    def at_best(self, names: Sequence[str]) -> float:
+        """The most that `general` of these draft models may turn out to be, by two standard deviations of each."""
+        values = []
+        for name in names:
+            heard = self._heard.get(name) or _unheard()
+            values.append(heard.value + 2 * math.sqrt(heard.value * (1 - heard.value) / heard.tries))
+        return min(SUREST, max(values) + SET_GAIN * (len(names) - 1))
 
     def heard_tokens(self, name: str) -> float:
         """On how many tokens it rests what is known of a draft model's guesses."""

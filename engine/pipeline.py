@@ -115,6 +115,7 @@ class Pipeline:
         self._can_roll_back = context.model.can_roll_back
         self._setting = learning.setting
         self._may_branch = learning.may_branch(speculation)
+        learning.acceptance.begin_text()
         self._emitted = 0
         self.pace = Pace()
         """Tokens per millisecond of this answer's last steps."""

@@ -53,6 +53,8 @@ HEARING_SLICE_TOKENS = 64
 MOST_HEARING_SLICES = 24
 LONGEST_HEARING_PROMPT_TOKENS = 512
 """A longer prompt is not read for that alone."""
+HOPELESS_PRICE = 2.0
+"""A trial of what cannot pay, even if it is as good as it may turn out to be, is charged this many times."""
 STALE_STEPS = 100
 STALE_ARM_STEPS = 2.0
 """What a choice brought longer ago than this counts as so few steps: the task may have changed since."""
@@ -291,7 +293,7 @@ class AutoPlanner(Planner):
         self._hearing = Budget(HEARING_SHARE, MOST_HEARING_CREDIT_MS)
         self._hearing_slices = dict.fromkeys(names, MOST_HEARING_SLICES)
         """For each drafter, how many more slices it may read only to be heard."""
-        self._paying: dict[str, tuple[bool, int]] = {}
+        self._paying: dict[tuple[str, ...], tuple[bool, int]] = {}
         """What `_might_pay` found, and at which step."""
         self._trials = trial_budget()
         self._steps = 0
@@ -468,31 +470,38 @@ class AutoPlanner(Planner):
                 and heard_tokens[name] < HEARD_TOKENS
                 and min(behind_tokens, situation.emitted_tokens) >= HEARING_SLICE_TOKENS
                 and behind_tokens - situation.emitted_tokens <= LONGEST_HEARING_PROMPT_TOKENS
-                and self._might_pay(name, situation.context_tokens)
+                and self._might_pay((name,), situation.context_tokens)
             ):
                 self._hearing_slices[name] -= 1
                 self._hearing.charge(slice_ms)
                 return (name,)
         return ()
 
-    def _might_pay(self, name: str, context_tokens: int) -> bool:
-        """Whether a drafter could be the best where look-ups say nothing, were it as good as it may turn out to be."""
-        known = self._paying.get(name)
+    def _might_pay(self, names: tuple[str, ...], context_tokens: int) -> bool:
+        """Whether drafters could be the best where look-ups say nothing, were they as good as they may yet turn out."""
+        known = self._paying.get(names)
         if known is not None and self._steps - known[1] < FORESEEN_STEPS:
             return known[0]
-        tokens, elapsed_ms = self._foresee(Choice((name,)), 0, context_tokens, self._acceptance.at_best(name))
+        tokens, elapsed_ms = self._foresee(Choice(names), 0, context_tokens, self._acceptance.at_best(names))
         usual = self._arm(self._chosen.get(0, NO_MODEL), 0, context_tokens)
         might_pay = tokens / elapsed_ms > SWITCH_MARGIN * usual.tokens_per_ms
-        self._paying[name] = might_pay, self._steps
+        self._paying[names] = might_pay, self._steps
         return might_pay
+
+    def _trial_price(self, names: tuple[str, ...], context_tokens: int) -> float:
+        """How much dearer than it is a trial is counted: what cannot be expected to pay is tried seldom, but is tried,
+        for the text may change."""
+        return 1.0 if self._might_pay(names, context_tokens) else HOPELESS_PRICE
 
     def _read_for_trial(self, situation: Situation, late: Sequence[str], best: Arm) -> tuple[str, ...]:
         """A late drafter that can be read and tried from what was saved up; otherwise it would never be heard again."""
         arms = {name: self._arm(Choice((name,)), 0, situation.context_tokens) for name in late}
         for name in sorted(late, key=lambda name: arms[name].last_tried):
             reading_ms = self._reading_ms(name, situation)
-            if self._trials.allows(reading_ms + arms[name].loss_ms(best)):
-                self._trials.charge(reading_ms * min(1.0, CATCH_UP_SLICE_TOKENS / situation.behind_tokens[name]))
+            price = self._trial_price((name,), situation.context_tokens)
+            if self._trials.allows(price * (reading_ms + arms[name].loss_ms(best))):
+                slice_share = min(1.0, CATCH_UP_SLICE_TOKENS / situation.behind_tokens[name])
+                self._trials.charge(price * reading_ms * slice_share)
                 return (name,)
         return ()
 
@@ -506,6 +515,7 @@ class AutoPlanner(Planner):
             return None
         choice = next_on_trial(arms, others)
         loss_ms = arms[choice].loss_ms(arms[best]) + sum(self._reading_ms(name, situation) for name in choice.drafters)
+        loss_ms *= self._trial_price(choice.drafters, situation.context_tokens)
         if not self._trials.allows(loss_ms):
             return None
         self._trials.charge(loss_ms)

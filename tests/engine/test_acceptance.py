@@ -68,13 +68,25 @@ def test_look_ups_are_believed_less_than_was_counted() -> None:
     assert 0.55 < model.token("ngram", 0.7, 1.0, 1) < 0.72
 
 
+def test_a_new_text_begins_as_look_ups_are_counted_whatever_the_one_before_was_like() -> None:
+    model = AcceptanceModel(["ngram"])
+    kind, model_kind = ("ngram", 0.5, 1.0, 1), ("a", 0.5, 1.0, 1)
+    model.learn(draft(0.95, winner="a"), WRONG)
+    for _ in range(20):
+        model.learn(draft(0.95, winner="ngram"), WRONG)
+    before, of_model = model.token(*kind), model.token(*model_kind)
+    model.begin_text()
+    assert model.token(*kind) == AcceptanceModel(["ngram"]).token(*kind) > before
+    assert model.token(*model_kind) == of_model
+
+
 def test_what_a_drafter_may_turn_out_to_be_nears_what_it_is_as_it_is_heard() -> None:
     model = AcceptanceModel([])
-    assert model.at_best("a") > 0.95
+    assert model.at_best(("a",)) > 0.95
     model.hear({"a": Score(6, 10)})
-    early = model.at_best("a")
+    early = model.at_best(("a",))
     model.hear({"a": Score(180, 300)})
-    assert 0.6 < model.at_best("a") < 0.67 < early
+    assert 0.6 < model.at_best(("a",)) < 0.67 < early
 
 
 def test_look_ups_are_trusted_alike() -> None:

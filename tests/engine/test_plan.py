@@ -129,6 +129,16 @@ def test_trying_never_stops_though() -> None:
     assert late["a", "b"] >= 1
 
 
+def test_what_cannot_pay_is_tried_half_as_often() -> None:
+    unknown, hopeless = Simulation(("a",), LookAhead.OFF), Simulation(("a",), LookAhead.OFF)
+    hopeless.learning.acceptance.hear({"a": Score(3, 300)})
+    tries = []
+    for simulation in (unknown, hopeless):
+        simulation.run(8000, hostile)
+        tries.append(Counter(simulation.picked[4000:])["a",])
+    assert 0 < tries[1] <= 0.6 * tries[0]
+
+
 def test_a_drafter_that_helps_is_used_nearly_always_and_a_change_rests_it() -> None:
     simulation = Simulation(("a",), LookAhead.OFF)
     simulation.run(300, helpful)
