@@ -511,6 +511,7 @@ def test_conversations_are_listed_renamed_searched_exported_and_deleted(page: Pa
     assert download.value.suggested_filename == "long-legged-birds.md"
     assert "Name a heron." in download.value.path().read_text(encoding="utf-8")
     page.locator("#delete-chat").click()
+    expect(page.locator("#really-delete-chat")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#really-delete-chat")).to_be_hidden()
     page.locator("#delete-chat").click()
