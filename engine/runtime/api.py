@@ -47,6 +47,7 @@ REQUIRED_NAMES = (
     "llama_model_n_head",
     "llama_model_n_head_kv",
     "llama_model_n_layer",
+    "llama_model_n_params",
     "llama_model_n_swa",
     "llama_model_quantize",
     "llama_model_quantize_default_params",
