@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, expect, sync_playwright
 
+from app.choices import SetChoice
 from app.conversations import Conversations
 from app.jobs import Job, Preparation
+from app.server import create_app
 from app.service import Service
 from engine.config import GenerationSettings, ModelPlacement, Policy, PolicyKind, Sampling, SetConfig, Speculation
 from tests.app.browser import ARGUMENTS, PATIENCE_MS, find_browser
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 
+HOST = "127.0.0.1"
 PATIENCE_S = 240.0
 """Far longer than anything here takes, even on a machine that is busy with something else."""
 
@@ -79,6 +83,14 @@ def loaded(service: Service, set_config: SetConfig) -> Service:
     finished(service.load(loading(set_config)))
     assert service.loaded is not None
     return service
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[TestClient]:
+    """Asks the server around the page, with nothing loaded but what a test loads."""
+    app = create_app(service, SetChoice(), GenerationSettings(), HOST, 7860)
+    with TestClient(app, base_url=f"http://{HOST}:7860") as made:
+        yield made
 
 
 @pytest.fixture

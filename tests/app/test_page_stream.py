@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
-from app.choices import SetChoice
 from app.conversations import LISTED_AT_FIRST
 from app.layout import TEXT_VIEW
 from app.page_state import TURNS_AT_FIRST, PageWatch
 from app.page_stream import PATH
-from app.server import create_app
 from app.service import Service
-from engine.config import GenerationSettings
 from tests.app.conftest import finished, settings
-
-HOST = "127.0.0.1"
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[TestClient]:
-    app = create_app(service, SetChoice(), GenerationSettings(), HOST, 7860)
-    with TestClient(app, base_url=f"http://{HOST}:7860") as made:
-        yield made
 
 
 def events(client: TestClient, conversation_id: str) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,22 +12,13 @@ from fastapi.testclient import TestClient
 from app.choices import SetChoice, preparation
 from app.controls import AnswerControls
 from app.page_stream import PATH
-from app.server import PORTS_TRIED, create_app, listen
-from app.service import Service
+from app.server import PORTS_TRIED, listen
 from engine.config import GenerationSettings, Policy, PolicyKind, Shape, Speculation
 from engine.errors import EnvironmentProblem, MemoryShortage, ModelFileError, SettingError
 from engine.runtime.devices import Device
 from models import budget
+from tests.app.conftest import HOST
 from tests.conftest import with_model
-
-HOST = "127.0.0.1"
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[TestClient]:
-    app = create_app(service, SetChoice(), GenerationSettings(), HOST, 7860)
-    with TestClient(app, base_url=f"http://{HOST}:7860") as made:
-        yield made
 
 
 def test_health_tells_what_is_loaded(client: TestClient) -> None:

@@ -56,7 +56,6 @@ def test_only_passes_that_are_exact_are_sent(sizes: tuple[int, ...], sent: set[i
         assert max(len(tokens) for tokens in target.passes) == max(sizes)
 
 
-@cpu_only
 @pytest.mark.parametrize(
     ("price", "said"),
     [
@@ -70,6 +69,7 @@ def test_the_price_of_exactness_is_said(price: float | None, said: str) -> None:
     assert setting.badge == f"exact: {said}"
 
 
+@cpu_only
 def test_the_fastest_format_that_is_exact_is_chosen_once_and_kept(starter: Path, tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     phases: list[set[str]] = []
