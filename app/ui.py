@@ -211,8 +211,16 @@ def _connect_compare(layout: Layout, handlers: _Handlers, command: Any, followed
     started = command(compare.start.click, handlers.compare, {layout.conversation, *compare.inputs()}, compare.notice)
     command(followed(started).then, handlers.offer_results, None, results)
     command(compare.cancel.click, handlers.cancel_comparison, None, None)
-    for event in (compare.history.change, compare.other.change):
-        command(event, handlers.show_result, results, shown)
+    gr.on(
+        [compare.history.change, compare.other.change],
+        handlers.show_result,
+        results,
+        shown,
+        queue=False,
+        show_progress="hidden",
+        trigger_mode="always_last",  # both change at once when results are offered, and what they say in the end counts
+        api_visibility="private",
+    )
     used = command(compare.use.click, handlers.use_best, compare.history, [compare.notice, layout.answers.policy])
     command(followed(used).then, handlers.offer_sets, None, sets)
 

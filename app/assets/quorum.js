@@ -1,6 +1,7 @@
 // What the page is sent is kept here until Gradio takes it over: the values of its components by their places, the chat's first.
 const quorum = {
   news: [],
+  waiting: [],
   leave() {},
   take() {
     const news = this.news;
@@ -22,27 +23,27 @@ const quorum = {
     const told = "Quorum does not answer. If it has ended, start it again: this page goes on where it was.";
     document.body.insertAdjacentHTML("beforeend", `<p id="away" class="q-alert" role="alert">${told}</p>`);
   },
+  // Resolves when all is quiet, also for those whose stream another one took over from.
   watch(conversation, words, view, turns, listed) {
     this.leave();
     const asked = new URLSearchParams({ conversation, words, view, turns, listed });
     const stream = new EventSource(`/page/state?${asked}`);
+    this.leave = () => stream.close();
     let messages = [];
-    return new Promise((over) => {
-      this.leave = () => {
-        stream.close();
-        over();
-      };
-      // The browser tries again by itself, and what comes then begins anew.
-      stream.addEventListener("error", () => this.tellAway(true));
-      stream.addEventListener("open", () => this.tellAway(false));
-      stream.addEventListener("message", ({ data }) => {
-        const { values, chat } = JSON.parse(data);
-        for (const [place, value] of Object.entries(values)) this.news[Number(place) + 1] = value;
-        if (chat) this.news[0] = messages = [...messages.slice(0, chat.kept), ...chat.more];
-        document.querySelector("#take").click();
-      });
-      stream.addEventListener("end", this.leave);
+    // The browser tries again by itself, and what comes then begins anew.
+    stream.addEventListener("error", () => this.tellAway(true));
+    stream.addEventListener("open", () => this.tellAway(false));
+    stream.addEventListener("message", ({ data }) => {
+      const { values, chat } = JSON.parse(data);
+      for (const [place, value] of Object.entries(values)) this.news[Number(place) + 1] = value;
+      if (chat) this.news[0] = messages = [...messages.slice(0, chat.kept), ...chat.more];
+      document.querySelector("#take").click();
     });
+    stream.addEventListener("end", () => {
+      stream.close();
+      for (const over of this.waiting.splice(0)) over();
+    });
+    return new Promise((over) => this.waiting.push(over));
   },
 };
 // Esc ends the running answer and takes back a wish to delete, Alt + N begins a new chat; a page that comes back into view catches up with what went on meanwhile.

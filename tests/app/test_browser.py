@@ -683,6 +683,8 @@ def test_sets_are_compared_and_the_result_is_kept(page: Page) -> None:
     settle(page)
     page.locator("#compare-start").click()
     expect(page.locator("#compare-cancel")).to_be_visible()
+    # As a page that comes back into view; what was to follow the comparison still does.
+    page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
     expect(page.locator("#advice")).to_be_visible()
     expect(page.locator("#figures-card tbody tr")).to_have_count(2)
     expect(page.locator("#figures-card")).to_contain_text("✓ 1 of 1")
@@ -722,6 +724,7 @@ def test_a_comparison_is_made_and_used_by_keys_alone(page: Page, server_home: Pa
     keys.press("Enter")
     expect(page.locator("#compare-cancel")).to_be_visible()
     expect(page.locator("#compare-start")).to_be_visible()
+    expect(page.locator("#origin-card")).to_contain_text("up to 12 tokens")  # not yet that of the test before
     expect(page.locator("#figures-card")).to_contain_text("✓ 1 of 1")
     tab_to(page, page.locator("#compare-result input"))
     keys.press("Control+A")
