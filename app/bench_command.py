@@ -45,12 +45,11 @@ from app.choices import preparation
 from app.options import positive, set_choice, speculation
 from app.terminal import EXIT_INTERRUPTED, ProgressLine, interrupt_event
 from engine.config import Exactness, LookAhead, Policy, PolicyKind, Sampling, SetConfig
-from engine.cost import CALIBRATED_SIZES, CostModel
+from engine.cost import CALIBRATED_SIZES, CostModel, reading_ms
 from engine.errors import EnvironmentProblem, SettingError
 from engine.loader import CPU_BATCH_TOKENS, FREE_DRAFTERS, GPU_BATCH_TOKENS, LoadedSet
 from engine.pool import GPU_SLICE_TOKENS, SLICE_TOKENS, PoolSettings
 from engine.runtime.api import native
-from engine.runtime.context import Run
 from engine.runtime.model import LoadCancelled
 from models.atomic import replacing, write_json
 from models.expand import build_fixtures
@@ -118,9 +117,11 @@ def add_parser(
     )
     what.add_argument(
         "--overlap",
-        choices=[choice.value for choice in LookAhead],
-        default=LookAhead.AUTO.value,
-        help="with --concurrent: draft for some requests while the target verifies others; default: auto",
+        type=_overlaps,
+        default=(LookAhead.AUTO,),
+        metavar="LIST",
+        help="with --concurrent: draft for some requests while the target verifies others: auto, on or off, or "
+        "several in turn: on,off; default: auto",
     )
     what.add_argument(
         "--cores",
@@ -225,6 +226,11 @@ def _share(text: str) -> float:
 def _concurrencies(text: str) -> tuple[int, ...]:
     """An option's list of numbers of requests."""
     return tuple(positive(number) for number in text.split(","))
+
+
+def _overlaps(text: str) -> tuple[LookAhead, ...]:
+    """An option's list of ways to draft beside the target's passes."""
+    return tuple(LookAhead(choice) for choice in text.split(","))
 
 
 def _cores(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -343,8 +349,10 @@ def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel
     with contextlib.closing(loaded):
         check_prompts(loaded, prompts, plan.max_tokens)
         target_cores, drafter_cores = args.cores
-        shape = PoolSettings(overlap=LookAhead(args.overlap), target_cores=target_cores, drafter_cores=drafter_cores)
-        benchmark = ConcurrentBenchmark(loaded, prompts, plan.sampling, plan.max_tokens, shape, cancel)
+        shapes = [
+            PoolSettings(overlap=own, target_cores=target_cores, drafter_cores=drafter_cores) for own in args.overlap
+        ]
+        benchmark = ConcurrentBenchmark(loaded, prompts, plan.sampling, plan.max_tokens, shapes, cancel)
         requests = [prompt_tokens(loaded, prompt) for prompt in prompts]
         warm_up = prompt_tokens(loaded, WARM_UP)
         for concurrency in args.concurrent:
@@ -364,7 +372,7 @@ def _measure_concurrent(args: argparse.Namespace, progress: ProgressLine, cancel
         "models": {**models, "kv": kv},
         "settings": fingerprint(plan, models, hash_text(repr(known)), native().version),
         "prompts": _prompts_document(prompts, half),
-        "overlap": args.overlap,
+        "overlap": [own.value for own in args.overlap],
         "cores": args.cores,
         "rounds": plan.rounds,
         "rows": [row.document() for row in rows],
@@ -424,7 +432,7 @@ def _measured_scenarios(args: argparse.Namespace, loaded: LoadedSet) -> list[Sce
         return [Scenario(name, _what_if(args, cost, name), _even_answers(args)) for name in names]
     known = choose_prompts(read_prompts(args.prompts or SHIPPED_PROMPTS), _half(args), _categories(args))
     prompts = [tuple(prompt_tokens(loaded, one)) for one in first_of_each(known, args.limit_per_category)]
-    read_ms = _reading_ms(loaded)
+    prompt_token_ms = reading_ms(cost, loaded.context)
     scenarios = []
     for name in names:
         machine = _what_if(args, cost, name)
@@ -434,27 +442,9 @@ def _measured_scenarios(args: argparse.Namespace, loaded: LoadedSet) -> list[Sce
             replace(answer, prompt_tokens=len(prompt), prompt=prompt)
             for answer, prompt in zip(even, prompts, strict=True)
         ]
-        read = machine if args.read_ms is not None else replace(machine, read_ms=read_ms)
+        read = machine if args.read_ms is not None else replace(machine, read_ms=prompt_token_ms)
         scenarios.append(Scenario(name, read, tuple(answers)))
     return scenarios
-
-
-def _reading_ms(loaded: LoadedSet) -> float:
-    """A token of a prompt, in passes as large as they get: the faster of two."""
-    context, clock = loaded.context, loaded.learning.cost.clock
-    run_tokens = [max(loaded.model.vocabulary.bos, 1)] * context.settings.batch_tokens
-    sequence = context.allocate()
-    context.hold_alone(sequence)
-    times_ms = []
-    try:
-        for _ in range(2):
-            started = clock()
-            context.decode([Run(sequence, run_tokens, 0)])
-            times_ms.append((clock() - started) * 1e3)
-            context.truncate(sequence, 0)
-    finally:
-        context.free(sequence)
-    return min(times_ms) / len(run_tokens)
 
 
 def _half(args: argparse.Namespace) -> Half:

@@ -2,7 +2,8 @@
 
 Both sides answer the same prompts with the same settings and policy, and neither keeps what it read of a prompt. The
 sessions' turn comes right before the pool's at every concurrency and in every round, so that what else the machine does
-meets both. What either has learnt stays with it, as it does for a user; a warm-up precedes the first.
+meets both; pools of several shapes take turns in every round. What either has learnt stays with it, as it does for a
+user; a warm-up precedes the first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -107,13 +108,13 @@ class ConcurrentBenchmark:
         prompts: Sequence[Prompt],
         sampling: Sampling,
         max_tokens: int,
-        shape: PoolSettings,
+        shapes: Sequence[PoolSettings],
         cancel: threading.Event,
     ) -> None:
         """Args:
-        shape: Of the pools, whose sizes follow from what is measured.
+        shapes: Of the pools, whose sizes follow from what is measured; they differ in how they overlap.
         """
-        self._shape = shape
+        self._shapes = shapes
         self._loaded = loaded
         self._requests = {prompt.id: tuple(prompt_tokens(loaded, prompt)) for prompt in prompts}
         self._warm_up = tuple(prompt_tokens(loaded, WARM_UP))
@@ -123,21 +124,28 @@ class ConcurrentBenchmark:
 
     def run(self, configuration: Configuration, concurrency: int, rounds: int, heard: Heard) -> Iterator[Row]:
         """Measure; fewer rows when cancelled."""
-        with closing(Pool(self._loaded, self._settings(concurrency))) as pool:
-            self._run_pool(pool, [(WARM_UP.id, self._warm_up)] * concurrency, self._generation(configuration, 0))
+        with ExitStack() as pools:
+            contestants: list[tuple[str, Pool]] = []
+            for shape in self._shapes:
+                pool = pools.enter_context(closing(Pool(self._loaded, self._settings(shape, concurrency))))
+                name = configuration.name
+                contestants.append((name if len(self._shapes) == 1 else f"{name}, overlap {shape.overlap.value}", pool))
+                self._run_pool(pool, [(WARM_UP.id, self._warm_up)] * concurrency, self._generation(configuration, 0))
             for number in range(1, rounds + 1):
-                row = self._row(pool, configuration, concurrency, number)
-                if row is None:
-                    return
-                heard(row)
-                yield row
+                beside = self._beside(contestants[0][1], configuration, number)
+                for name, pool in contestants:
+                    row = self._row(pool, name, self._generation(configuration, number), concurrency, number, beside)
+                    if row is None:
+                        return
+                    heard(row)
+                    yield row
 
-    def _settings(self, concurrency: int) -> PoolSettings:
+    def _settings(self, shape: PoolSettings, concurrency: int) -> PoolSettings:
         largest = sorted(map(len, self._requests.values()), reverse=True)[:concurrency]
         cells = sum(largest) + (len(largest) + 1) * self._max_tokens + MARGIN_CELLS
         waiting = max(len(self._requests), concurrency)
         return replace(
-            self._shape,
+            shape,
             most_active=concurrency,
             most_waiting=waiting,
             context_tokens=max(cells, self._loaded.context.context_tokens),
@@ -147,37 +155,42 @@ class ConcurrentBenchmark:
     def _generation(self, configuration: Configuration, number: int) -> GenerationSettings:
         return GenerationSettings(sampling_for(self._sampling, number), configuration.speculation, self._max_tokens)
 
-    def _row(self, pool: Pool, configuration: Configuration, concurrency: int, number: int) -> Row | None:
-        settings = self._generation(configuration, number)
+    def _beside(self, pool: Pool, configuration: Configuration, number: int) -> _Beside:
         started = time.perf_counter()
-        expected = self._one_by_one(settings)
+        expected = self._one_by_one(self._generation(configuration, number))
         sequential_ms = (time.perf_counter() - started) * 1e3
         plain_settings = self._generation(configuration.baseline, number)
         started = time.perf_counter()
         plain = self._run_pool(pool, list(self._requests.items()), plain_settings)
         plain_ms = (time.perf_counter() - started) * 1e3
+        return _Beside(expected, sequential_ms, sum(len(one.last.token_ids) for one in plain), plain_ms)
+
+    def _row(
+        self, pool: Pool, name: str, settings: GenerationSettings, concurrency: int, number: int, beside: _Beside
+    ) -> Row | None:
+        expected = beside.expected
         before = pool.statistics
         started = time.perf_counter()
         finished = self._run_pool(pool, list(self._requests.items()), settings)
         elapsed_ms = (time.perf_counter() - started) * 1e3
         after = pool.statistics
-        name, tokens = max(self._requests.items(), key=lambda item: (len(expected.get(item[0], ())), item[0]))
-        equal = self._run_pool(pool, [(name, tokens)] * concurrency, settings)
+        longest = max(self._requests.items(), key=lambda item: (len(expected.get(item[0], ())), item[0]))
+        equal = self._run_pool(pool, [longest] * concurrency, settings)
         if self._cancel.is_set():
             return None
         found: Answers = {one.name: one.last.token_ids for one in finished}
-        differing = tuple(name for name, tokens in expected.items() if found[name] != tokens)
+        differing = tuple(prompt_id for prompt_id, tokens in expected.items() if found[prompt_id] != tokens)
         passes = after.passes - before.passes
         return Row(
-            configuration=configuration.name,
+            configuration=name,
             concurrency=concurrency,
             round=number,
             tokens=sum(map(len, found.values())),
             elapsed_ms=elapsed_ms,
-            sequential_ms=sequential_ms,
+            sequential_ms=beside.sequential_ms,
             sequential_tokens=sum(map(len, expected.values())),
-            plain_ms=plain_ms,
-            plain_tokens=sum(len(one.last.token_ids) for one in plain),
+            plain_ms=beside.plain_ms,
+            plain_tokens=beside.plain_tokens,
             rounds=after.rounds - before.rounds,
             passes=passes,
             overlapped=after.overlapped - before.overlapped,
@@ -219,6 +232,16 @@ class ConcurrentBenchmark:
         for name, ticket in tickets:
             answered += [_Answered(name, last, (time.perf_counter() - started) * 1e3) for last in _last_of(ticket)]
         return answered
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What the pool is held against in one round."""
+
+    expected: Answers
+    sequential_ms: float
+    plain_tokens: int
+    plain_ms: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,54 @@ def _output(path: Path, argument: str) -> str:
     return finished.stdout
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The server's answer to one completion request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Empty where it does not tell them."""
+    made_tokens: int
+    """All that it decoded; a token that ends the answer is one of them."""
+    has_ended: bool
+    """Whether the model ended the answer, and not its limit."""
+    prompt_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    """After the first token, which comes with the prompt."""
+    drafted: int
+    accepted: int
+
+    @property
+    def answer_tokens(self) -> int:
+        return self.made_tokens - self.has_ended
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Reply:
+        """From the server's JSON.
+
+        Raises:
+            EnvironmentProblem: it lacks what every row needs.
+        """
+        try:
+            timings = document["timings"]
+            return cls(
+                text=str(document["content"]),
+                token_ids=tuple(document.get("tokens", ())),
+                made_tokens=int(timings["predicted_n"]),
+                has_ended=document.get("stop_type") == "eos",
+                prompt_tokens=int(timings.get("prompt_n", 0)),
+                prefill_seconds=float(timings["prompt_ms"]) / 1e3,
+                decode_seconds=float(timings["predicted_ms"]) / 1e3,
+                drafted=int(timings.get("draft_n", 0)),
+                accepted=int(timings.get("draft_n_accepted", 0)),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise EnvironmentProblem(
+                f"the reply of {PEER_NAME} lacks {error}; it is too old to be compared with"
+            ) from error
+
+
 class PeerServer:
     """A running server; a context manager that ends it."""
 
@@ -275,24 +323,24 @@ class PeerServer:
 
     def complete(
         self, tokens: Sequence[int], sampling: Sampling, max_tokens: int, cancel: threading.Event
-    ) -> Mapping[str, Any] | None:
+    ) -> Reply | None:
         """The server's reply to a completion request; None when cancelled.
 
         Raises:
-            EnvironmentProblem: the server failed; with its last words.
+            EnvironmentProblem: the server failed, with its last words; or is too old to tell its times.
         """
         replies = self.complete_all([tokens], sampling, max_tokens, cancel)
         return None if replies is None else replies[0]
 
     def complete_all(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, max_tokens: int, cancel: threading.Event
-    ) -> list[Mapping[str, Any]] | None:
+    ) -> list[Reply] | None:
         """Its replies to several, asked for together; None when cancelled.
 
         Raises:
-            EnvironmentProblem: the server failed; with its last words.
+            EnvironmentProblem: as for `complete`.
         """
-        futures: list[Future[Mapping[str, Any]]] = [
+        futures: list[Future[Reply]] = [
             self._executor.submit(self._post, json.dumps(_request(tokens, sampling, max_tokens)).encode())
             for tokens in prompts
         ]
@@ -305,11 +353,10 @@ class PeerServer:
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(f"{self._peer.path} failed ({error}): {self._last_words()}") from error
 
-    def _post(self, body: bytes) -> Mapping[str, Any]:
+    def _post(self, body: bytes) -> Reply:
         request = urllib.request.Request(f"{self._address}/completion", body, {"Content-Type": "application/json"})
         with self._opener.open(request) as reply:
-            document: dict[str, Any] = json.load(reply)
-            return document
+            return Reply.from_document(json.load(reply))
 
     def memory_bytes(self) -> int:
         assert self._process is not None
@@ -346,58 +393,38 @@ def _free_port() -> int:
         return port
 
 
-def answer_tokens(reply: Mapping[str, Any]) -> int:
-    """Tokens of an answer by the server; the one that ends it is none of them."""
-    made: int = reply["timings"]["predicted_n"]
-    return made - (reply.get("stop_type") == "eos")
-
-
 def peer_row(
     prompt: Prompt,
     setting: PeerSetting,
     baseline: str,
     round_number: int,
-    reply: Mapping[str, Any],
+    reply: Reply,
     sampling: Sampling,
     total_seconds: float,
     memory_bytes: int,
 ) -> Row:
-    """The row of an answer by the server.
-
-    Raises:
-        EnvironmentProblem: the reply lacks its timings.
-    """
-    try:
-        timings = reply["timings"]
-        made, seconds = int(timings["predicted_n"]), float(timings["predicted_ms"]) / 1e3
-        prefill_seconds = float(timings["prompt_ms"]) / 1e3
-        text = str(reply["content"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise EnvironmentProblem(
-            f"the reply of {PEER_NAME} lacks {error}; it is too old to be compared with"
-        ) from error
-    ended = reply.get("stop_type") == "eos"
-    drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+    """The row of an answer by the server."""
+    seconds = reply.decode_seconds
     return Row(
         prompt_id=prompt.id,
         category=prompt.category,
         config=setting.name,
         baseline=baseline,
         round=round_number,
-        tokens=answer_tokens(reply),
+        tokens=reply.answer_tokens,
         seconds=seconds,
-        tokens_per_second=(made - 1) / seconds if seconds else 0.0,
-        distinct_4gram=distinct_share(reply.get("tokens", [])),
-        finish_reason="stop" if ended else "length",
+        tokens_per_second=(reply.made_tokens - 1) / seconds if seconds else 0.0,
+        distinct_4gram=distinct_share(reply.token_ids),
+        finish_reason="stop" if reply.has_ended else "length",
         answer_sha256="",
-        text_sha256=hash_text(text) if sampling.temperature == 0 else "",
-        prompt_tokens=int(timings.get("prompt_n", 0)),
-        prefill_seconds=prefill_seconds,
-        time_to_first_token_seconds=prefill_seconds,
+        text_sha256=hash_text(reply.text) if sampling.temperature == 0 else "",
+        prompt_tokens=reply.prompt_tokens,
+        prefill_seconds=reply.prefill_seconds,
+        time_to_first_token_seconds=reply.prefill_seconds,
         decode_seconds=seconds,
         total_seconds=total_seconds,
         peak_memory_bytes=memory_bytes,
-        drafted=drafted,
-        verified=drafted,
-        accepted=accepted,
+        drafted=reply.drafted,
+        verified=reply.drafted,
+        accepted=reply.accepted,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.bench.peer import Peer, PeerServer, PeerSetting, answer_tokens
+from app.bench.peer import Peer, PeerServer, PeerSetting
 from app.bench.rounds import sampling_for
 from engine.config import Sampling, SetConfig
 
@@ -84,15 +84,14 @@ class PeerPool:
                     elapsed_ms = (time.perf_counter() - started) * 1e3
                     if replies is None:
                         return
-                    timings = [reply["timings"] for reply in replies]
                     row = PeerPoolRow(
                         setting=setting.name,
                         concurrency=concurrency,
                         round=number,
-                        tokens=sum(map(answer_tokens, replies)),
+                        tokens=sum(reply.answer_tokens for reply in replies),
                         elapsed_ms=elapsed_ms,
-                        drafted=sum(one.get("draft_n", 0) for one in timings),
-                        accepted=sum(one.get("draft_n_accepted", 0) for one in timings),
+                        drafted=sum(reply.drafted for reply in replies),
+                        accepted=sum(reply.accepted for reply in replies),
                     )
                     heard(row)
                     yield row

@@ -61,10 +61,30 @@ def test_a_limit_takes_the_first_prompts_of_each_category() -> None:
     assert first_of_each(known, None) == known
 
 
-@pytest.mark.parametrize("text", ["0", "1,x", ""])
-def test_a_list_that_is_none_is_refused(text: str) -> None:
+@pytest.mark.parametrize("option", ["--concurrent=0", "--concurrent=1,x", "--concurrent=", "--overlap=on,maybe"])
+def test_a_list_that_is_none_is_refused(option: str) -> None:
     with pytest.raises(SystemExit):
-        main(["bench", "--concurrent", text])
+        main(["bench", option])
+
+
+def test_ways_to_overlap_take_turns(
+    starter: Path, draft_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are held against the same answers one after another; only the one overlaps."""
+    prompts, result = tmp_path / "own.jsonl", tmp_path / "result.json"
+    prompts.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS), encoding="utf-8")
+    monkeypatch.setenv("QUORUM_HOME", str(tmp_path))
+    files = f"--target {starter} --drafters {draft_models['no-layer-14']} --prompts {prompts}"
+    command = f"bench {files} --threads 1 --ctx 512 --concurrent 3 --overlap on,off --configs fixed:2 --repeat 2"
+    assert main([*command.split(), "--max-tokens", "12", "--json", str(result)]) == 0
+    rows = json.loads(result.read_text(encoding="utf-8"))["rows"]
+    names = ["fixed:2, overlap on", "fixed:2, overlap off"]
+    assert [(row["configuration"], row["round"]) for row in rows] == [(name, turn) for turn in (1, 2) for name in names]
+    assert {row["identical"] for row in rows} == {len(PROMPTS)}
+    for overlapped, in_turn in (rows[:2], rows[2:]):
+        assert overlapped["sequential_ms"] == in_turn["sequential_ms"]
+        assert overlapped["overlapped"] > 0
+        assert in_turn["overlapped"] == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is started by its first line")

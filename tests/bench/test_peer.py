@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app.bench.peer import GRID, Help, Peer, PeerServer, PeerSetting, peer_row
+from app.bench.peer import GRID, Help, Peer, PeerServer, PeerSetting, Reply, peer_row
 from app.bench.prompts import Prompt
 from app.bench.row import hash_text
 from engine.config import ModelPlacement, Sampling, SetConfig
@@ -185,7 +185,7 @@ def test_a_server_that_fails_at_an_answer_is_quoted(fake: Path, monkeypatch: pyt
 
 def test_a_reply_without_times_is_refused() -> None:
     with pytest.raises(EnvironmentProblem, match="lacks 'timings'"):
-        peer_row(PROMPT, GRID[0], "plain", 1, {"content": "Hello"}, GREEDY, 0.1, 0)
+        Reply.from_document({"content": "Hello"})
 
 
 def test_cancelled_before_it_is_ready(fake: Path) -> None:
@@ -211,5 +211,5 @@ def test_a_real_server_answers_in_every_setting(starter: Path, draft_models: dic
         assert 0 < row.tokens <= 16
         assert row.tokens_per_second > 0
         assert bool(row.verified) == setting.needs_draft_model
-        texts.add(reply["content"])
+        texts.add(reply.text)
     assert len(texts) == 1
