@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import math
 import operator
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,11 @@ def _shifted(probability: float, log_odds: float) -> float:
     return probability / (probability + (1 - probability) * math.exp(-log_odds))
 
 
+def _together(best: float, count: int) -> float:
+    """What so many drafters are believed to guess right, of which the best does so often."""
+    return min(SUREST, best + SET_GAIN * (count - 1))
+
+
 def _unheard() -> Share:
     """What is believed of draft models before anything is known."""
     return Share(PRIOR_WEIGHT * MEAN_PRIOR, PRIOR_WEIGHT)
@@ -124,7 +130,7 @@ class AcceptanceModel:
     def _cell(self, trusted_as: str, probability: float, agreement: float, proposers: int) -> Share:
         # 0: nobody else had an opinion; 1: some disagreed; 2: several, all of one mind.
         harmony = 1 if agreement < 0.999 else 2 if proposers > 1 else 0
-        confidence = sum(probability >= edge for edge in CONFIDENCE_EDGES)
+        confidence = bisect_right(CONFIDENCE_EDGES, probability)
         key = (trusted_as, confidence, harmony)
         cell = self._cells.get(key)
         if cell is None:
@@ -156,7 +162,7 @@ class AcceptanceModel:
         return survivals
 
     def _rescue(self, branch: Branch) -> Share:
-        confidence = sum(branch.probabilities[0] >= edge for edge in RESCUE_EDGES)
+        confidence = bisect_right(RESCUE_EDGES, branch.probabilities[0])
         key = (branch.source in self._free, branch.is_second, confidence)
         rescue = self._rescues.get(key)
         if rescue is None:
@@ -171,7 +177,7 @@ class AcceptanceModel:
     def general(self, names: Sequence[str]) -> float:
         """The same over the long run, told from what these drafters guessed each."""
         values = [self._heard[name].value for name in names if name in self._heard]
-        return min(SUREST, max(values, default=MEAN_PRIOR) + SET_GAIN * (len(names) - 1))
+        return _together(max(values, default=MEAN_PRIOR), len(names))
 
     def at_best(self, names: Sequence[str]) -> float:
         """The most that `general` of these draft models may turn out to be, by two standard deviations of each."""
@@ -179,7 +185,7 @@ class AcceptanceModel:
         for name in names:
             heard = self._heard.get(name) or _unheard()
             values.append(heard.value + 2 * math.sqrt(heard.value * (1 - heard.value) / heard.tries))
-        return min(SUREST, max(values) + SET_GAIN * (len(names) - 1))
+        return _together(max(values), len(names))
 
     def heard_tokens(self, name: str) -> float:
         """On how many tokens it rests what is known of a draft model's guesses."""

@@ -23,6 +23,7 @@ from engine.stored import StoredEntries
 CALIBRATED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 CALIBRATION_ROUNDS = 2
 CALIBRATION_BUDGET_S = 8.0
+READING_ROUNDS = 2
 DOUBT_ROUNDS = 3
 DOUBT_FACTOR = 1.6
 """Kernels make 3 tokens cost up to 1.4 times what 4 do; more than this is noise and is measured again."""
@@ -153,9 +154,10 @@ class CostModel:
         # Drafters that share the cores take turns, until measured otherwise.
         return sum(self._draft[name].value if name in self._draft else self.verify_ms(1, 0) / 4 for name in names)
 
-    def drafting_ms(self, names: Iterable[str], passes: int) -> float:
-        """Expected time of a draft of so many passes; zero for none."""
-        return (passes + DRAFT_START_PASSES) * self.draft_ms(names) if passes else 0.0
+    def drafting_curve(self, names: Iterable[str], up_to: int) -> tuple[float, ...]:
+        """Expected times of drafts of 0, 1, 2, … `up_to` passes; zero for none."""
+        pass_ms = self.draft_ms(names)
+        return (0.0, *((passes + DRAFT_START_PASSES) * pass_ms for passes in range(1, up_to + 1)))
 
     def observe_draft(self, names: Iterable[str], passes: int, elapsed_ms: float, extra_tokens: int = 0) -> None:
         """Learn what a pass takes from a draft.
@@ -208,7 +210,12 @@ class CostModel:
 
     def curve(self, context_tokens: int, up_to: int) -> tuple[float, ...]:
         """Expected times for passes of 1, 2, … `up_to` tokens."""
-        return tuple(self.verify_ms(tokens, context_tokens) for tokens in range(1, up_to + 1))
+        single_ms = self._nearest_base_ms(1, 1)
+        return tuple(
+            self._load * min(self._nearest_base_ms(1, tokens), tokens * single_ms)
+            + self._slope * tokens * context_tokens
+            for tokens in range(1, up_to + 1)
+        )
 
     @property
     def is_calibrated(self) -> bool:
@@ -309,6 +316,23 @@ def _doubtful(fastest: Mapping[int, float]) -> list[int]:
         if elapsed_ms > size * fastest[1]
         or any(elapsed_ms > DOUBT_FACTOR * other_ms for other, other_ms in fastest.items() if other > size)
     ]
+
+
+def reading_ms(cost: CostModel, context: Context) -> float:
+    """What a token of a prompt takes in passes as large as they get: the faster of two, on an empty sequence."""
+    run_tokens = [max(context.model.vocabulary.bos, 1)] * context.settings.batch_tokens
+    sequence = context.allocate()
+    context.hold_alone(sequence)
+    times_ms = []
+    try:
+        for _ in range(READING_ROUNDS):
+            started = cost.clock()
+            context.decode([Run(sequence, run_tokens, 0)])
+            times_ms.append((cost.clock() - started) * 1e3)
+            context.truncate(sequence, 0)
+    finally:
+        context.free(sequence)
+    return min(times_ms) / len(run_tokens)
 
 
 class CostStore:

@@ -94,11 +94,12 @@ def insight(
 def _forecast(learning: Learning, names: Sequence[str], acceptance: float, used_tokens: int) -> RateForecast:
     """(1 + expected accepted) ÷ (drafting + pass + overhead), acceptances taken as independent."""
     pass_ms = learning.cost.curve(used_tokens, LONGEST_DRAFT + 1)
+    drafting_ms = learning.cost.drafting_curve(names, LONGEST_DRAFT)
     rates: list[float] = []
     expected, survival = 1.0, 1.0
     for length, ms in enumerate(pass_ms):
         if length:
             survival *= acceptance
             expected += survival
-        rates.append(1e3 * expected / (ms + learning.cost.drafting_ms(names, length) + learning.cost.overhead_ms))
+        rates.append(1e3 * expected / (ms + drafting_ms[length] + learning.cost.overhead_ms))
     return RateForecast(tuple(names), acceptance, tuple(rates))

@@ -214,8 +214,7 @@ def next_on_trial(arms: Mapping[Option, Arm], others: Iterable[Option]) -> Optio
     return min(others, key=lambda other: (arms[other].last_tried, -arms[other].tokens_per_ms))
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """One way to draft."""
 
     drafters: tuple[str, ...] = ()
@@ -283,6 +282,7 @@ class AutoPlanner(Planner):
         self._cost = cost
         self._acceptance = acceptance
         self._runs_apart = runs_apart
+        self._names = frozenset(names)
         self._choices = [NO_MODEL, *_choices(names, look_ahead, runs_apart=runs_apart, may_branch=may_branch)]
         self._arms: dict[tuple[Choice, int], Arm] = {}
         self._chosen: dict[int, Choice] = {}
@@ -307,7 +307,8 @@ class AutoPlanner(Planner):
         self._steps += 1
         bucket = self._bucket(situation.hint)
         ready, late = _by_readiness(situation)
-        available = [choice for choice in self._choices if set(choice.drafters) <= set(ready)]
+        unready = self._names.difference(ready)
+        available = [choice for choice in self._choices if unready.isdisjoint(choice.drafters)]
         arms = {choice: self._arm(choice, bucket, situation.context_tokens) for choice in available}
         best = self._best(arms, bucket)
         pace = max(self._seen_pace(arms, best, bucket), self._plain_pace(situation.context_tokens))
@@ -434,12 +435,13 @@ class AutoPlanner(Planner):
         # Hidden behind the pass when the processors differ; in each other's way when they are the same.
         hidden = (0.3 if self._runs_apart else 1.5) if choice.look_ahead else 1.0
         best = (1 + free_tokens, verify[round(free_tokens)] + self._cost.overhead_ms)
+        drafting = self._cost.drafting_curve(names, LONGEST_DRAFT if names else 0)
         gained, survival = 0.0, 1.0
-        for length in range(1, LONGEST_DRAFT + 1 if names else 1):
+        for length in range(1, len(drafting)):
             survival *= mean
             gained += survival
             tokens = 1 + max(gained, free_tokens)
-            elapsed_ms = verify[length] + hidden * self._cost.drafting_ms(names, length) + self._cost.overhead_ms
+            elapsed_ms = verify[length] + hidden * drafting[length] + self._cost.overhead_ms
             if length == 1 or tokens / elapsed_ms > best[0] / best[1]:
                 best = (tokens, elapsed_ms)
         tokens, elapsed_ms = best

@@ -32,17 +32,19 @@ def vote(drafts: Sequence[Draft], weights: Mapping[str, float]) -> VotedDraft:
     heaviest drafter, then by the order of the drafts. Empty drafts abstain.
     """
     alive = [draft for draft in drafts if draft.tokens]
-    leader: Draft | None = None
+    if not alive:
+        return VotedDraft()
+    followed = alive
     position = 0
-    while alive:
+    while len(alive) > 1:
         children: dict[int, list[Draft]] = {}
         for draft in alive:
             children.setdefault(draft.tokens[position], []).append(draft)
-        alive = max(children.values(), key=lambda child: _node_rank(child, weights))
-        leader = max(alive, key=lambda draft: weights[draft.source])
+        followed = alive if len(children) == 1 else max(children.values(), key=lambda child: _node_rank(child, weights))
         position += 1
-        alive = [draft for draft in alive if len(draft) > position]
-    return VotedDraft() if leader is None else _led_by(leader, drafts, weights)
+        alive = [draft for draft in followed if len(draft) > position]
+    leader = max(alive or followed, key=lambda draft: weights[draft.source])
+    return _led_by(leader, drafts, weights)
 
 
 def losers(voted: VotedDraft, drafts: Sequence[Draft], weights: Mapping[str, float]) -> tuple[VotedDraft, ...]:
@@ -57,13 +59,20 @@ def losers(voted: VotedDraft, drafts: Sequence[Draft], weights: Mapping[str, flo
 def _led_by(leader: Draft, drafts: Sequence[Draft], weights: Mapping[str, float]) -> VotedDraft:
     """One of the drafts as the voted one, with what the others say about each of its tokens."""
     participants = alive = [draft for draft in drafts if draft.tokens]
+    ends = set(map(len, participants))
+    share = 0.0
+    names: tuple[str, ...] = ()
     agreement: list[float] = []
     proposers: list[tuple[str, ...]] = []
     for position, token in enumerate(leader.tokens):
-        reached = sum(weights[draft.source] for draft in participants if len(draft) > position)
-        alive = [draft for draft in alive if len(draft) > position and draft.tokens[position] == token]
-        agreement.append(sum(weights[draft.source] for draft in alive) / reached)
-        proposers.append(tuple(draft.source for draft in alive))
+        before, alive = alive, [draft for draft in alive if len(draft) > position and draft.tokens[position] == token]
+        # What has not changed since the token before is not added up again.
+        if position == 0 or position in ends or len(alive) < len(before):
+            reached = sum(weights[draft.source] for draft in participants if len(draft) > position)
+            share = sum(weights[draft.source] for draft in alive) / reached
+            names = tuple(draft.source for draft in alive)
+        agreement.append(share)
+        proposers.append(names)
     return VotedDraft(
         tokens=leader.tokens,
         probabilities=leader.probabilities,

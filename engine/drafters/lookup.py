@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class TrustByLength:
         self._tries = [3.0 + index * 0.5 for index in range(len(self.BUCKETS))]
 
     def _bucket(self, length: int) -> int:
-        return sum(1 for edge in self.BUCKETS[1:] if length >= edge)
+        return max(bisect_right(self.BUCKETS, length) - 1, 0)
 
     def learn(self, length: int, *, hit: bool) -> None:
         bucket = self._bucket(length)

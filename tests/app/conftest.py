@@ -85,11 +85,15 @@ def loaded(service: Service, set_config: SetConfig) -> Service:
     return service
 
 
+def client_of(service: Service, defaults: GenerationSettings) -> TestClient:
+    """Asks the server around the page, made by what the environment says now."""
+    return TestClient(create_app(service, SetChoice(), defaults, HOST, 7860), base_url=f"http://{HOST}:7860")
+
+
 @pytest.fixture
 def client(service: Service) -> Iterator[TestClient]:
     """Asks the server around the page, with nothing loaded but what a test loads."""
-    app = create_app(service, SetChoice(), GenerationSettings(), HOST, 7860)
-    with TestClient(app, base_url=f"http://{HOST}:7860") as made:
+    with client_of(service, GenerationSettings()) as made:
         yield made
 
 

@@ -121,7 +121,7 @@ def test_short_and_long_drafts_teach_the_same() -> None:
     for passes in (1, 3, 15):
         cost.observe_draft(["a"], passes, 4.0 * (passes + DRAFT_START_PASSES))
     assert cost.draft_ms(["a"]) == pytest.approx(4.0)
-    assert cost.drafting_ms(["a"], 3) == pytest.approx(4.0 * (3 + DRAFT_START_PASSES))
+    assert cost.drafting_curve(["a"], 3)[3] == pytest.approx(4.0 * (3 + DRAFT_START_PASSES))
 
 
 def test_what_a_drafter_read_before_it_drafted_is_not_put_down_to_its_passes() -> None:

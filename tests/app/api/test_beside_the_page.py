@@ -5,25 +5,17 @@ from __future__ import annotations
 import os
 
 import pytest
-from fastapi.testclient import TestClient
 
-from app.choices import SetChoice
-from app.server import create_app
 from app.service import Service
 from engine.config import GenerationSettings, Sampling
-from tests.app.api.conftest import HOST, QUESTION
-from tests.app.conftest import finished, settings
+from tests.app.api.conftest import QUESTION
+from tests.app.conftest import client_of, finished, settings
 
 GREEDY = GenerationSettings(Sampling(temperature=0))
 
 
-def client_of(service: Service) -> TestClient:
-    app = create_app(service, SetChoice(), GREEDY, HOST, 7860)
-    return TestClient(app, base_url=f"http://{HOST}:7860")
-
-
 def test_without_a_model_the_routes_say_what_comes_first(service: Service) -> None:
-    with client_of(service) as client:
+    with client_of(service, GREEDY) as client:
         assert client.get("/").status_code == 200
         assert client.get("/v1/models").json()["data"] == []
         response = client.post("/v1/chat/completions", json={"messages": QUESTION})
@@ -37,10 +29,10 @@ def test_a_request_is_answered_as_a_chat_is(loaded: Service, monkeypatch: pytest
     conversation = loaded.conversations.create()
     run = finished(loaded.ask(conversation.id, QUESTION[0]["content"], settings(max_tokens=16)))
     body = {"messages": QUESTION, "max_tokens": 16}
-    with client_of(loaded) as client:
+    with client_of(loaded, GREEDY) as client:
         response = client.post("/v1/chat/completions", json=body)
         assert response.json()["choices"][0]["message"]["content"] == run.read().text
     monkeypatch.setitem(os.environ, "QUORUM_API_KEY", "secret")
-    with client_of(loaded) as client:
+    with client_of(loaded, GREEDY) as client:
         assert client.post("/v1/chat/completions", json=body).status_code == 401
         assert client.get("/").status_code == 200
