@@ -163,20 +163,26 @@ def _connect(
     command(sets.cancel.click, handlers.cancel_load, None, None)
 
 
+def _on_any(events: Sequence[Any], handler: Any, inputs: Any, outputs: Any) -> None:
+    """Answer controls that change together: what they say in the end counts."""
+    gr.on(
+        list(events),
+        handler,
+        inputs,
+        outputs,
+        queue=False,
+        show_progress="hidden",
+        trigger_mode="always_last",
+        api_visibility="private",
+    )
+
+
 def _connect_presets(layout: Layout, handlers: _Handlers, command: Any) -> None:
     """Tie the events of the sampling presets."""
     presets, sampled = layout.answers.presets, layout.answers.sampled
     command(presets.preset.input, handlers.fill_preset, presets.preset, sampled)
-    gr.on(
-        [presets.preset.change, *(control.change for control in sampled)],
-        handlers.name_preset,
-        {presets.preset, *sampled},
-        [presets.preset, presets.forget],
-        queue=False,
-        show_progress="hidden",
-        trigger_mode="always_last",  # a preset changes several controls, and what they say in the end counts
-        api_visibility="private",
-    )
+    changed = [presets.preset.change, *(control.change for control in sampled)]
+    _on_any(changed, handlers.name_preset, {presets.preset, *sampled}, [presets.preset, presets.forget])
     kept = [presets.preset, presets.name, presets.forget, layout.notice]
     command(presets.keep.click, handlers.keep_preset, {presets.name, *sampled}, kept)
     command(presets.forget.click, handlers.forget_preset, presets.preset, kept)
@@ -211,16 +217,7 @@ def _connect_compare(layout: Layout, handlers: _Handlers, command: Any, followed
     started = command(compare.start.click, handlers.compare, {layout.conversation, *compare.inputs()}, compare.notice)
     command(followed(started).then, handlers.offer_results, None, results)
     command(compare.cancel.click, handlers.cancel_comparison, None, None)
-    gr.on(
-        [compare.history.change, compare.other.change],
-        handlers.show_result,
-        results,
-        shown,
-        queue=False,
-        show_progress="hidden",
-        trigger_mode="always_last",  # both change at once when results are offered, and what they say in the end counts
-        api_visibility="private",
-    )
+    _on_any([compare.history.change, compare.other.change], handlers.show_result, results, shown)
     used = command(compare.use.click, handlers.use_best, compare.history, [compare.notice, layout.answers.policy])
     command(followed(used).then, handlers.offer_sets, None, sets)
 

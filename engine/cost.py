@@ -210,12 +210,7 @@ class CostModel:
 
     def curve(self, context_tokens: int, up_to: int) -> tuple[float, ...]:
         """Expected times for passes of 1, 2, … `up_to` tokens."""
-        single_ms = self._nearest_base_ms(1, 1)
-        return tuple(
-            self._load * min(self._nearest_base_ms(1, tokens), tokens * single_ms)
-            + self._slope * tokens * context_tokens
-            for tokens in range(1, up_to + 1)
-        )
+        return tuple(self.verify_ms(tokens, context_tokens) for tokens in range(1, up_to + 1))
 
     @property
     def is_calibrated(self) -> bool:

@@ -93,8 +93,7 @@ class Ledger:
         counts["unused_look_ahead"] += step.unused_look_ahead
         counts["look_ahead_hits"] += step.look_ahead == "hit"
         counts["look_ahead_misses"] += step.look_ahead == "miss"
-        for token in tokens:
-            self._provenance[token.provenance] += 1
+        self._provenance.update(token.provenance for token in tokens)
         self._lengths[step.verified] += 1
         sent_by_position = step.sent.by_depth()
         missing = len(sent_by_position) - len(self._verified_by_position)
@@ -110,8 +109,7 @@ class Ledger:
         for name, proposed in step.proposals.items():
             self._joined_by[name] += min(proposed, len(proposers))
         for names in proposers:
-            for name in names:
-                self._voted_with[name] += 1
+            self._voted_with.update(names)
         for name, score in scores.items():
             self._scores[name] = self._scores.get(name, Score()) + score
         self._recent_drafted = self._recent_drafted * RECENT_STEPS_MEMORY + (1 - RECENT_STEPS_MEMORY) * bool(
