@@ -71,8 +71,10 @@ class PoolDrafting:
         self._overlap = overlap
         self._works: list[DraftsInWork] = []
         """Drafts that are being made while the target verifies others, the oldest first."""
-        self._reading: tuple[str, Future[int], float] | None = None
-        """A slice that is being read meanwhile: by whom, and since when."""
+        self._reading: _Slice | None = None
+        """What is being read meanwhile."""
+        self._full: set[str] = set()
+        """Drafters that had no room for a slice, until a request ends."""
         self.reason = ""
         """Of the last round's choice, in words."""
         self._open: dict[int, ActiveRequest] = {}
@@ -85,10 +87,13 @@ class PoolDrafting:
         active.panel = Panel([FREE_DRAFTERS[drafter.name]() for drafter in self._set.panel.free])
         active.panel.begin(active.tokens)
         self._open[active.number] = active
+        for drafter in self._drafters.values():
+            drafter.open(active.number, active.tokens)
 
     def drop(self, active: ActiveRequest) -> None:
         """A request has ended."""
         if self._open.pop(active.number, None) is not None:
+            self._full.clear()
             for drafter in self._drafters.values():
                 drafter.drop(active.number)
 
@@ -119,7 +124,11 @@ class PoolDrafting:
                 continue  # the first token comes before what makes later ones faster
             cost = self._learning.cost
             behind = {name: one.behind_tokens(active.number, active.tokens) for name, one in self._drafters.items()}
-            late = {name: tokens for name, tokens in behind.items() if tokens > READY_BEHIND_TOKENS}
+            late = {
+                name: tokens
+                for name, tokens in behind.items()
+                if tokens > READY_BEHIND_TOKENS and name not in self._full
+            }
             if not late:
                 continue
             reads = {name: tokens * cost.read_ms(name) for name, tokens in late.items()}
@@ -134,25 +143,29 @@ class PoolDrafting:
 
     def _start_slice(self, name: str, active: ActiveRequest) -> None:
         drafter = self._drafters[name]
-        future = drafter.start_reading(active.number, active.tokens, READING_SLICE_TOKENS, drafter.threads)
-        self._reading = (name, future, self._clock())
+        requests = {number: one.tokens for number, one in self._open.items()}
+        future = drafter.start_reading(active.number, requests, READING_SLICE_TOKENS, drafter.threads)
+        self._reading = _Slice(name, future, self._clock())
         if not self._works:
             self._heard_of_slice(waits=True)
 
     def _heard_of_slice(self, *, waits: bool = False) -> bool:
         """Whether the slice that was begun is read."""
         assert self._reading is not None
-        name, future, started = self._reading
-        if not (waits or future.done()):
+        reading = self._reading
+        if not (waits or reading.future.done()):
             return False
         self._reading = None
         try:
-            read = future.result()
+            read = reading.future.result()
         except QuorumError as error:
-            self._lose(name, error)
+            self._lose(reading.name, error)
+            return True
+        if read is None:
+            self._full.add(reading.name)
             return True
         if waits:
-            self._learning.cost.observe_read(name, read, (self._clock() - started) * 1e3)
+            self._learning.cost.observe_read(reading.name, read, (self._clock() - reading.started) * 1e3)
         return True
 
     def _lose(self, name: str, error: QuorumError) -> None:
@@ -353,6 +366,17 @@ class PoolDrafting:
             return survivals[-1] * mean >= worth
 
         return keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Committed tokens of a request that a draft model reads."""
+
+    name: str
+    """Of the drafter."""
+    future: Future[int | None]
+    started: float
+    """By the cost model's clock."""
 
 
 @dataclass(frozen=True, slots=True)

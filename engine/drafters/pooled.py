@@ -6,6 +6,7 @@ is long enough drops out; the others go on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from engine.runtime.context import Context, Run
 from engine.types import Draft
 
 LEAST_SHARED_TOKENS = 16
-"""A shorter common beginning of two requests is read twice."""
+"""What less would be gained by, a mirror does not take over from another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class _Mirror:
     sequence: int
     tokens: list[int] = field(default_factory=list)
     predictions: list[Prediction | None] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+    """Names of the cache cells that hold the tokens; those that were taken over are another mirror's too."""
     known: int = 0
     """Leading tokens found equal to the committed ones."""
     scored: int = 0
@@ -100,21 +103,33 @@ class PooledDrafter:
         self._cores: Collection[int] = ()
         """Where the thread ran before, when it was told to keep to some cores."""
         self._mirrors: dict[int, _Mirror] = {}
+        self._new_cells = itertools.count()
         self.last_passes = 0
         """Model passes of the last draft."""
+
+    def open(self, request: int, tokens: Sequence[int]) -> None:
+        """A request begins: its mirror goes on from the one that holds most of the same text."""
+        self._drafter.in_thread(lambda: self._open(request, tokens))
 
     def behind_tokens(self, request: int, tokens: Sequence[int]) -> int:
         """Committed tokens that are to be read before it can draft."""
         mirror = self._mirrors.get(request)
-        return len(tokens) - (0 if mirror is None else mirror.known)
+        return len(tokens) - (mirror.known if mirror is not None else 0)
 
     def start(self, orders: Sequence[Order], threads: int) -> Future[list[Draft]]:
         """Begin to draft for several requests; the drafts come in their order, empty where there is no room."""
         return self._drafter.in_thread(lambda: self._draft(orders, threads))
 
-    def start_reading(self, request: int, tokens: Sequence[int], most_tokens: int, threads: int) -> Future[int]:
-        """Read some of the committed tokens of one request; how many."""
-        return self._drafter.in_thread(lambda: self._read_some(request, tokens, most_tokens, threads))
+    def start_reading(
+        self, request: int, requests: Mapping[int, Sequence[int]], most_tokens: int, threads: int
+    ) -> Future[int | None]:
+        """Read some of the committed tokens of one request; how many, None where there is no room for them.
+
+        Args:
+            requests: The committed tokens of all open ones. Whoever begins as the one that is read takes over what
+                its mirror holds.
+        """
+        return self._drafter.in_thread(lambda: self._read_some(request, requests, most_tokens, threads))
 
     def take_score(self, request: int) -> Score:
         """How its guesses on a request fared since the last call."""
@@ -154,30 +169,29 @@ class PooledDrafter:
             assert request in requests, f"{self.name} mirrors a request that has ended"
             held, cached = len(mirror.tokens), self._context.length(mirror.sequence)
             assert held == cached == len(mirror.predictions), f"{self.name} mirrors {held} tokens of {cached} cached"
+            assert held == len(mirror.cells), f"{self.name} counts {len(mirror.cells)} cells for {held} tokens"
             known = list(requests[request][: mirror.known])
             assert mirror.tokens[: mirror.known] == known, f"{self.name} takes other tokens for known"
 
-    def _drop(self, request: int) -> None:
-        mirror = self._mirrors.pop(request, None)
-        if mirror is not None:
-            self._context.free(mirror.sequence)
+    def _open(self, request: int, tokens: Sequence[int]) -> None:
+        source = max(self._mirrors.values(), key=lambda other: shared_prefix(other.tokens, tokens), default=None)
+        mirror = self._mirrors[request] = _Mirror(self._context.allocate(), scored=len(tokens))
+        if source is not None:
+            self._take_over(mirror, source, tokens)
 
-    def _mirror(self, request: int, tokens: Sequence[int]) -> _Mirror:
-        """The request's mirror; a new one begins with what another one has of the same text."""
-        mirror = self._mirrors.get(request)
-        if mirror is None:
-            shared, source = max(
-                ((shared_prefix(other.tokens, tokens), other) for other in self._mirrors.values()),
-                key=lambda found: found[0],
-                default=(0, None),
-            )
-            if source is None or shared < LEAST_SHARED_TOKENS:
-                mirror = _Mirror(self._context.allocate(), scored=len(tokens))
-            else:
-                sequence = self._context.copy(source.sequence, shared)
-                mirror = _Mirror(sequence, source.tokens[:shared], source.predictions[:shared], shared, len(tokens))
-            self._mirrors[request] = mirror
-        return mirror
+    def _drop(self, request: int) -> None:
+        self._context.free(self._mirrors.pop(request).sequence)
+
+    def _take_over(self, mirror: _Mirror, source: _Mirror, tokens: Sequence[int]) -> None:
+        """Let a mirror of these tokens go on from another one that holds more of them."""
+        shared = shared_prefix(source.tokens, tokens)
+        if shared < mirror.known + LEAST_SHARED_TOKENS or not self._drafter.model.can_roll_back:
+            return
+        if self._context.sees_back_from(source.sequence, shared):
+            self._context.free(mirror.sequence)
+            mirror.sequence = self._context.copy(source.sequence, shared)
+            mirror.tokens, mirror.predictions = source.tokens[:shared], source.predictions[:shared]
+            mirror.cells, mirror.known = source.cells[:shared], shared
 
     def _settle(self, mirror: _Mirror, tokens: Sequence[int]) -> None:
         """Find how far the mirror agrees with the committed tokens."""
@@ -186,32 +200,39 @@ class PooledDrafter:
             mirror.known += 1
 
     def _free_cells(self) -> int:
-        """At least so many; a beginning that requests share is counted for each of them."""
-        return self._context.context_tokens - sum(len(mirror.tokens) for mirror in self._mirrors.values())
+        held = set().union(*(mirror.cells for mirror in self._mirrors.values()))
+        return self._context.context_tokens - len(held)
 
-    def _read_some(self, request: int, tokens: Sequence[int], most_tokens: int, threads: int) -> int:
+    def _read_some(
+        self, request: int, requests: Mapping[int, Sequence[int]], most_tokens: int, threads: int
+    ) -> int | None:
         self._context.set_threads(threads, threads)
-        mirror = self._mirror(request, tokens)
+        tokens, mirror = requests[request], self._mirrors[request]
         self._settle(mirror, tokens)
         before = mirror.known
         self._truncate(mirror, before)
         end = min(len(tokens), before + most_tokens, before + self._context.settings.batch_tokens)
-        if end > before and end - before <= self._free_cells():
-            self._feed([(mirror, tokens[before:end])])
-            mirror.known = end
-        return mirror.known - before
+        if end - before > self._free_cells():
+            return None
+        self._feed([(mirror, tokens[before:end])])
+        mirror.known = end
+        for other, own in requests.items():
+            if self._mirrors[other].known < end:
+                self._take_over(self._mirrors[other], mirror, own)
+        return end - before
 
     def _draft(self, orders: Sequence[Order], threads: int) -> list[Draft]:
         self._context.set_threads(threads, threads)
         self.last_passes = 0
         growing = self._catch_up(orders)
         alive = [one for one in growing.values() if not one.is_done and one.take()]
+        cells = self._free_cells()
         while alive:
             fed = [one for one in alive if not self._goes_on(one)]
-            cells = self._free_cells()
             fed = [one for one in fed[: max(0, cells)] if len(one.mirror.tokens) == one.position]
             if fed:
                 self._feed([(one.mirror, one.tokens[-1:]) for one in fed])
+                cells -= len(fed)
             ready = [one for one in alive if len(one.mirror.tokens) > one.position]
             for one in ready:
                 one.position += 1
@@ -236,14 +257,13 @@ class PooledDrafter:
         missing: list[tuple[_Mirror, Sequence[int]]] = []
         cells = self._free_cells()
         for order in orders:
-            mirror = self._mirror(order.request, order.tokens)
+            mirror = self._mirrors[order.request]
             self._settle(mirror, order.tokens)
             kept = mirror.known
             if kept == len(order.tokens) and mirror.predictions[kept - 1] is None:
                 kept -= 1
             tokens = order.tokens[kept:]
             if tokens:
-                cells += len(mirror.tokens) - kept
                 self._truncate(mirror, kept)
                 if len(tokens) + 1 > cells:
                     continue
@@ -278,6 +298,7 @@ class PooledDrafter:
         self.last_passes += 1
         for (mirror, tokens), row in zip(batch, self._context.logits(), strict=True):
             mirror.tokens.extend(tokens)
+            mirror.cells.extend(itertools.islice(self._new_cells, len(tokens)))
             mirror.predictions.extend([None] * (len(tokens) - 1))
             mirror.predictions.append(predict(row))
 
@@ -285,7 +306,7 @@ class PooledDrafter:
         if length < len(mirror.tokens):
             self._context.truncate(mirror.sequence, length)
             kept = self._context.length(mirror.sequence)
-            del mirror.tokens[kept:], mirror.predictions[kept:]
+            del mirror.tokens[kept:], mirror.predictions[kept:], mirror.cells[kept:]
             mirror.known = min(mirror.known, kept)
 
     def _learn_score(self, mirror: _Mirror, tokens: Sequence[int]) -> None:

@@ -7,13 +7,23 @@ import itertools
 import math
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from engine.config import GenerationSettings, LookAhead, ModelPlacement, Policy, Sampling, SetConfig, Speculation
+from engine.config import (
+    MAX_DRAFT_TOKENS,
+    GenerationSettings,
+    LookAhead,
+    ModelPlacement,
+    Policy,
+    Sampling,
+    SetConfig,
+    Speculation,
+)
 from engine.drafters.base import DraftRequest, always
 from engine.drafters.model import ModelDrafter
 from engine.drafters.pooled import Order, PooledDrafter
@@ -21,6 +31,7 @@ from engine.errors import DecodeError, PoolClosed, PoolFull, PromptError, Settin
 from engine.invariants import CHECKS_VARIABLE
 from engine.loader import LoadedSet
 from engine.pool import Pool, PoolRequest, PoolSettings, Ticket
+from engine.pool_drafting import READING_SLICE_TOKENS
 from engine.prefix import shared_prefix
 from engine.runtime.context import Run
 from engine.runtime.state import StateBytes
@@ -146,6 +157,37 @@ def test_drafted_requests_say_what_they_say_alone(tiny: LoadedSet, policy: str, 
         assert statistics.accepted > 20
         assert statistics.verified > statistics.accepted
         assert (statistics.overlapped > 10) == (overlap is LookAhead.ON)
+
+
+@pytest.mark.parametrize("overlap", [LookAhead.OFF, LookAhead.ON])
+def test_drafters_read_once_what_requests_begin_with(
+    tiny: LoadedSet, monkeypatch: pytest.MonkeyPatch, overlap: LookAhead
+) -> None:
+    """So equal requests are drafted for alike, in a cache that could not hold each of them apart."""
+    prompt = random_tokens(random.Random(20), 240)
+    request = PoolRequest(prompt, GenerationSettings(ENDLESS, drafted("fixed:3"), 60))
+    pool = Pool(tiny, PoolSettings(most_active=6, overlap=overlap))
+    read: Counter[str] = Counter()
+    for name, drafter in pool._drafting._drafters.items():
+        assert drafter._context.context_tokens < 6 * len(prompt)
+
+        def count(runs: Sequence[Run], name: str = name, decode: Callable[..., None] = drafter._context.decode) -> None:
+            read[name] += sum(len(run.tokens) for run in runs if len(run.tokens) > MAX_DRAFT_TOKENS)
+            decode(runs)
+
+        monkeypatch.setattr(drafter._context, "decode", count)
+    try:
+        found = run(pool, *[pool.submit(request) for _ in range(6)])
+    finally:
+        pool.close()
+    expected = alone(tiny, request)
+    assert all(is_same(one, expected) for one in found)
+    passes = [one.metrics.verify_steps + one.metrics.plain_steps for one in found]
+    assert max(passes) - min(passes) <= 3
+    verified = [one.metrics.verified for one in found]
+    assert min(verified) > 0.7 * max(verified) > 20
+    for tokens in read.values():
+        assert len(prompt) <= tokens < len(prompt) + READING_SLICE_TOKENS
 
 
 class Move(NamedTuple):
@@ -481,6 +523,8 @@ def test_a_pool_drafts_as_each_drafter_does_alone(tiny: LoadedSet) -> None:
     texts = {number: list(random_tokens(chance, 20 + 10 * number)) for number in range(4)}
     same = 0
     try:
+        for number, text in texts.items():
+            pooled.open(number, text)
         for _ in range(6):
             orders = [Order(number, text, 3 + number, always) for number, text in texts.items()]
             drafts = pooled.start(orders, 1).result()
@@ -507,6 +551,41 @@ def test_a_pool_drafts_as_each_drafter_does_alone(tiny: LoadedSet) -> None:
     finally:
         pooled.close()
         drafter.forget()
+
+
+def test_a_mirror_goes_on_from_what_another_one_read(tiny: LoadedSet) -> None:
+    drafter = next(one for one in tiny.panel.models if one.name == "near")
+    assert isinstance(drafter, ModelDrafter)
+    pooled = PooledDrafter(drafter, ModelPlacement(threads=1), 3, 256)
+    chance = random.Random(21)
+    beginning = list(random_tokens(chance, 300))
+    texts = {number: beginning + list(random_tokens(chance, 5)) for number in range(3)}
+    try:
+        for number, text in texts.items():
+            pooled.open(number, text)
+        assert pooled.start_reading(1, texts, 120, 1).result() == 120
+        assert [pooled.behind_tokens(number, text) for number, text in texts.items()] == [185, 185, 185]
+        assert pooled.start_reading(0, texts, 200, 1).result() == 185
+        assert [pooled.behind_tokens(number, text) for number, text in texts.items()] == [0, 5, 5]
+        pooled.check(texts)
+        pooled.drop(0)
+        del texts[0]
+        pooled.check(texts)
+        drafts = pooled.start([Order(number, text, 4, always) for number, text in texts.items()], 1).result()
+        assert [len(draft) for draft in drafts] == [4, 4]
+        pooled.check(texts)
+        # What several hold counts once: there is room for another such request, and none for a different one.
+        texts[3] = [*beginning, 5, 6]
+        pooled.open(3, texts[3])
+        assert pooled.start_reading(3, texts, 200, 1).result() == 2
+        pooled.drop(1)
+        del texts[1]
+        texts[4] = list(random_tokens(chance, 300))
+        pooled.open(4, texts[4])
+        assert pooled.start_reading(4, texts, 300, 1).result() is None
+        pooled.check(texts)
+    finally:
+        pooled.close()
 
 
 def refuse(pool: Pool, monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[Sequence[Run]], bool]) -> list[int]:
