@@ -120,8 +120,10 @@ class Panel:
         return {drafter.name: drafter.take_score() for drafter in self._working()}
 
     def ask(self, drafters: Sequence[Drafter], request: Callable[[Drafter], DraftRequest]) -> list[Draft]:
-        """Let drafters draft at the same time; one that fails abstains and is not asked again."""
-        futures = [(drafter.name, drafter.start(request(drafter))) for drafter in drafters]
+        """Let drafters draft, several models at the same time; one that fails abstains and is not asked again."""
+        several = sum(not drafter.is_free for drafter in drafters) > 1
+        starts = [(drafter, drafter.start_beside if several else drafter.start) for drafter in drafters]
+        futures = [(drafter.name, start(request(drafter))) for drafter, start in starts]
         return [self._result(name, future) for name, future in futures]
 
     def threads(self, drafter: Drafter, sharers: int, cost: CostModel) -> Threads:
@@ -147,6 +149,11 @@ class Panel:
             return []
         request = DraftRequest((), length, always, cancel)
         return self.ask(self.free, lambda _drafter: request)
+
+    def end_threads(self) -> None:
+        """Let no drafter have a thread: its compute threads slow those of the target."""
+        for drafter in self._working():
+            drafter.end_thread()
 
     def catch_up(self, names: Sequence[str], max_tokens: int, cost: CostModel, cancel: threading.Event) -> None:
         """Let drafters read a slice of what they are behind by."""

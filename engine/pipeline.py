@@ -141,6 +141,8 @@ class Pipeline:
         hint = self._panel.hint(min(self._rule.limit(), room), cancel)
         plan = self._plan(hint, room, remaining_tokens)
         planned = clock()
+        if len(plan.drafters) < 2 and not plan.look_ahead:
+            self._panel.end_threads()
         self._panel.catch_up(plan.catch_up, CATCH_UP_SLICE_TOKENS, self._learning.cost, cancel)
         caught_up = clock()
         ballot = self._draft(plan, hint, cancel)

@@ -144,8 +144,9 @@ class PoolDrafting:
     def _start_slice(self, name: str, active: ActiveRequest) -> None:
         drafter = self._drafters[name]
         requests = {number: one.tokens for number, one in self._open.items()}
+        started = self._clock()
         future = drafter.start_reading(active.number, requests, READING_SLICE_TOKENS, drafter.threads)
-        self._reading = _Slice(name, future, self._clock())
+        self._reading = _Slice(name, future, started)
         if not self._works:
             self._heard_of_slice(waits=True)
 
@@ -201,6 +202,11 @@ class PoolDrafting:
             ready = [active for active in answering if active.ballot is not None]
         return plan, ready, waited_ms
 
+    def _end_threads(self) -> None:
+        """Let no drafter have a thread: its compute threads slow those of the target."""
+        for drafter in self._drafters.values():
+            drafter.end_thread()
+
     @property
     def is_drafting(self) -> bool:
         """Whether drafts are being made meanwhile."""
@@ -227,15 +233,19 @@ class PoolDrafting:
                 keep = self._keep(name, names, active, autos, plan)
                 orders.setdefault(name, []).append(Order(active.number, active.tokens, room, keep))
         sharers = len(orders) + (plan.way.overlaps and not self._has_own_cores)
-        futures = {
-            name: self._drafters[name].start(own, max(1, self._drafters[name].threads // sharers))
-            for name, own in orders.items()
-        }
+        is_beside = plan.way.overlaps or len(orders) > 1
+        if not is_beside and self._reading is None:
+            self._end_threads()
+        futures: dict[str, Future[list[Draft]]] = {}
+        for name, own in orders.items():
+            drafter = self._drafters[name]
+            start = drafter.start_beside if is_beside else drafter.start
+            futures[name] = start(own, max(1, drafter.threads // sharers))
         return DraftsInWork(plan, asked, orders, futures, started)
 
     def _finish(self, work: DraftsInWork) -> float:
         """Wait for drafts and vote on them: every request has a ballot then. Returns the milliseconds waited."""
-        waiting = self._clock()
+        waiting = self._clock() if work.plan.way.overlaps else work.started
         made: dict[int, list[Draft]] = {asked.active.number: [] for asked in work.asked}
         for name, future in work.futures.items():
             try:

@@ -84,7 +84,14 @@ class Drafter(ABC):
 
     @abstractmethod
     def start(self, request: DraftRequest) -> Future[Draft]:
-        """Begin to draft; the future's draft is empty when the drafter abstains."""
+        """Draft, in this thread where nothing runs beside it; the future's draft is empty when the drafter abstains."""
+
+    def start_beside(self, request: DraftRequest) -> Future[Draft]:
+        """Begin to draft while others do; as `start`, where drafting takes no time."""
+        return self.start(request)
+
+    def end_thread(self) -> None:  # noqa: B027 - most drafters have no thread
+        """Wait for what was begun beside other work, and go on in the caller's thread."""
 
     @abstractmethod
     def accept(self, tokens: Sequence[int]) -> None:
@@ -107,7 +114,7 @@ class Drafter(ABC):
         return 0
 
     def start_catch_up(self, max_tokens: int, cancel: threading.Event) -> Future[int] | None:
-        """Read up to `max_tokens` of the committed tokens; None when there is nothing to read."""
+        """Read up to `max_tokens` of the committed tokens, where `start` drafts; None when there is nothing to read."""
         return None
 
     def start_look_ahead(self, request: DraftRequest) -> Future[Draft] | None:

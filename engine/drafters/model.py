@@ -1,17 +1,17 @@
 """A drafter that is itself a language model: a second GGUF file, or a derived copy of the target.
 
-It keeps its own mirror of the committed tokens in its own context, owned by its own thread. What it drafts beyond
-them stays in the mirror: if the target commits the same tokens, they need not be read again.
+It keeps its own mirror of the committed tokens in its own context, used in its own lane. What it drafts beyond them
+stays in the mirror: if the target commits the same tokens, they need not be read again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,11 @@ from engine.memory import cache_in_memory, check_memory
 from engine.prefix import shared_prefix
 from engine.residual import Row
 from engine.runtime.context import Context, ContextSettings, PassCancelled, Run
+from engine.runtime.lane import Lane
 from engine.runtime.model import LoadProgress, Model
 from engine.runtime.sampler import Distribution
 from engine.runtime.vocabulary import Vocabulary, check_compatible
 from engine.types import Draft
-
-Result = TypeVar("Result")
 
 DRAFTER_KV_TYPE = KvType.F16
 """Drafts need no exactness, so the cache has the fastest format."""
@@ -81,16 +80,16 @@ class Mirror:
 
 
 class ModelDrafter(Drafter):
-    """Owns a model, its context and the thread that runs them."""
+    """Owns a model, its context and the lane in which they run."""
 
     is_free = False
 
-    def __init__(self, name: str, model: Model, context: Context, executor: ThreadPoolExecutor) -> None:
-        """Use `load` instead: the context must be made in the executor's thread."""
+    def __init__(self, name: str, model: Model, context: Context, lane: Lane) -> None:
+        """Use `load` instead: the context is made in the lane."""
         self.name = name
         self.model = model
         self._context = context
-        self._executor = executor
+        self.lane = lane
         self._committed: list[int] = []
         self._mirror = Mirror(context.allocate(), [], [])
         self._branch: Mirror | None = None
@@ -123,7 +122,7 @@ class ModelDrafter(Drafter):
             IncompatibleDrafter: its vocabulary is not the target's, or it cannot take tokens back.
             MemoryShortage: its cache finds no room.
         """
-        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"drafter-{name}")
+        lane = Lane(f"drafter-{name}")
 
         def build() -> ModelDrafter:
             model = Model(path, gpu_layers=placement.gpu_layers, progress=progress, cancel=cancel)
@@ -138,20 +137,16 @@ class ModelDrafter(Drafter):
                 settings = drafter_settings(placement, context_tokens)
                 needed_bytes = cache_in_memory(model, placement, settings.context_tokens)
                 check_memory(path, needed_bytes, f"a drafter's context of {settings.context_tokens} tokens")
-                return cls(name, model, Context(model, settings), executor)
+                return cls(name, model, Context(model, settings, lane), lane)
             except BaseException:
                 model.close()
                 raise
 
-        try:
-            return executor.submit(build).result()
-        except BaseException:
-            executor.shutdown()
-            raise
+        return lane.run(build).result()
 
     def begin(self, tokens: Sequence[int]) -> None:
         # A branch of another text may differ from the mirror where the new text is known to agree with it.
-        self._executor.submit(self._drop_branch).result()
+        self.lane.run(self._drop_branch).result()
         self._committed = list(tokens)
         self._known = shared_prefix(self._mirror.tokens, self._committed)
         self._prompt_tokens = self._scored = len(self._committed)
@@ -167,7 +162,7 @@ class ModelDrafter(Drafter):
     def forget(self) -> None:
         self._committed = []
         self._known = self._scored = self._prompt_tokens = 0
-        self._executor.submit(self._empty_mirror).result()
+        self.lane.run(self._empty_mirror).result()
 
     def take_score(self) -> Score:
         score, self._score = self._score, Score()
@@ -194,30 +189,32 @@ class ModelDrafter(Drafter):
         return self._extra_tokens
 
     def start(self, request: DraftRequest) -> Future[Draft]:
-        return self._executor.submit(self._draft, request)
+        return self.lane.run(self._draft, request)
+
+    def start_beside(self, request: DraftRequest) -> Future[Draft]:
+        return self.lane.run_beside(self._draft, request)
 
     def start_look_ahead(self, request: DraftRequest) -> Future[Draft]:
-        return self._executor.submit(self._look_ahead, request)
+        return self.lane.run_beside(self._look_ahead, request)
 
     def start_catch_up(self, max_tokens: int, cancel: threading.Event) -> Future[int] | None:
         if not self.behind_tokens:
             return None
-        return self._executor.submit(self._catch_up, max_tokens, cancel)
+        return self.lane.run(self._catch_up, max_tokens, cancel)
 
     def check(self, tokens: Sequence[int]) -> None:
         assert self._committed == list(tokens), f"{self.name} has heard of other tokens than were committed"
-        self._executor.submit(self._check_mirrors).result()
+        self.lane.run(self._check_mirrors).result()
 
     def close(self) -> None:
         self._drop_distribution()
-        self._executor.submit(self.model.close).result()
-        self._executor.shutdown()
+        self.lane.run(self.model.close).result()
+        self.lane.end_thread()
 
-    def in_thread(self, call: Callable[[], Result]) -> Future[Result]:
-        """Run something in the thread that owns the model."""
-        return self._executor.submit(call)
+    def end_thread(self) -> None:
+        self.lane.end_thread()
 
-    # Everything below runs in the drafter's own thread.
+    # Everything below runs in the drafter's lane.
 
     def _use(self, threads: Threads | None) -> None:
         own = self._context.settings.threads

@@ -16,7 +16,6 @@ from engine.drafters.base import KeepDrafting, Score
 from engine.drafters.model import ModelDrafter, Prediction, drafter_settings, predict
 from engine.memory import cache_in_memory, check_memory
 from engine.prefix import shared_prefix
-from engine.runtime.affinity import keep_to
 from engine.runtime.context import Context, Run
 from engine.types import Draft
 
@@ -80,11 +79,11 @@ class _Growing:
 
 
 class PooledDrafter:
-    """Drafts with another drafter's model, in that drafter's thread. Methods are called by the pool's owner."""
+    """Drafts with another drafter's model, in that drafter's lane. Methods are called by the pool's owner."""
 
     def __init__(self, drafter: ModelDrafter, placement: ModelPlacement, requests: int, context_tokens: int) -> None:
         """Args:
-        drafter: Whose model and thread are used; it outlives this one.
+        drafter: Whose model and lane are used; it outlives this one.
         requests: Most at a time.
         context_tokens: Of all requests together.
 
@@ -99,9 +98,8 @@ class PooledDrafter:
         settings = replace(settings, max_outputs=max(MAX_DRAFT_TOKENS, requests + 1), max_sequences=requests + 1)
         needed_bytes = cache_in_memory(drafter.model, placement, settings.context_tokens)
         check_memory(drafter.model.path, needed_bytes, f"drafting for {requests} requests at once")
-        self._context = drafter.in_thread(lambda: Context(drafter.model, settings)).result()
-        self._cores: Collection[int] = ()
-        """Where the thread ran before, when it was told to keep to some cores."""
+        self._lane = drafter.lane
+        self._context = self._lane.run(Context, drafter.model, settings, self._lane).result()
         self._mirrors: dict[int, _Mirror] = {}
         self._new_cells = itertools.count()
         self.last_passes = 0
@@ -109,7 +107,7 @@ class PooledDrafter:
 
     def open(self, request: int, tokens: Sequence[int]) -> None:
         """A request begins: its mirror goes on from the one that holds most of the same text."""
-        self._drafter.in_thread(lambda: self._open(request, tokens))
+        self._lane.run(self._open, request, tokens)
 
     def behind_tokens(self, request: int, tokens: Sequence[int]) -> int:
         """Committed tokens that are to be read before it can draft."""
@@ -118,7 +116,11 @@ class PooledDrafter:
 
     def start(self, orders: Sequence[Order], threads: int) -> Future[list[Draft]]:
         """Begin to draft for several requests; the drafts come in their order, empty where there is no room."""
-        return self._drafter.in_thread(lambda: self._draft(orders, threads))
+        return self._lane.run(self._draft, orders, threads)
+
+    def start_beside(self, orders: Sequence[Order], threads: int) -> Future[list[Draft]]:
+        """As `start`, while other work goes on."""
+        return self._lane.run_beside(self._draft, orders, threads)
 
     def start_reading(
         self, request: int, requests: Mapping[int, Sequence[int]], most_tokens: int, threads: int
@@ -129,7 +131,7 @@ class PooledDrafter:
             requests: The committed tokens of all open ones. Whoever begins as the one that is read takes over what
                 its mirror holds.
         """
-        return self._drafter.in_thread(lambda: self._read_some(request, requests, most_tokens, threads))
+        return self._lane.run(self._read_some, request, requests, most_tokens, threads)
 
     def take_score(self, request: int) -> Score:
         """How its guesses on a request fared since the last call."""
@@ -141,7 +143,7 @@ class PooledDrafter:
 
     def drop(self, request: int) -> None:
         """Forget a request, once what is being drafted for it is done."""
-        self._drafter.in_thread(lambda: self._drop(request))
+        self._lane.run(self._drop, request)
 
     def check(self, requests: Mapping[int, Sequence[int]]) -> None:
         """Check the mirrors against the committed tokens of all open requests.
@@ -149,20 +151,22 @@ class PooledDrafter:
         Raises:
             AssertionError: they do not agree.
         """
-        self._drafter.in_thread(lambda: self._check(requests)).result()
+        self._lane.run(self._check, requests).result()
 
     def keep_to(self, cores: Collection[int]) -> None:
-        """Let the drafter's thread run on these processor cores only; on all where none are given."""
-        if cores:
-            self._cores = self._drafter.in_thread(lambda: keep_to(cores)).result()
+        """Draft in a thread that runs on these processor cores only; where there is room, when none are given."""
+        self._lane.keep_to(cores)
+
+    def end_thread(self) -> None:
+        """Wait for what was begun beside other work, and go on in the caller's thread."""
+        self._lane.end_thread()
 
     def close(self) -> None:
         """Free the context."""
-        if self._cores:
-            self._drafter.in_thread(lambda: keep_to(self._cores)).result()
-        self._drafter.in_thread(self._context.close).result()
+        self._lane.run(self._context.close).result()
+        self._lane.keep_to(())
 
-    # Everything below runs in the drafter's own thread.
+    # Everything below runs in the drafter's lane.
 
     def _check(self, requests: Mapping[int, Sequence[int]]) -> None:
         for request, mirror in self._mirrors.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -86,13 +86,19 @@ class TranslatedDrafter(Drafter):
         return self._inner.last_extra_tokens
 
     def start(self, request: DraftRequest) -> Future[Draft]:
+        return self._start(request, self._inner.start)
+
+    def start_beside(self, request: DraftRequest) -> Future[Draft]:
+        return self._start(request, self._inner.start_beside)
+
+    def _start(self, request: DraftRequest, start: Callable[[DraftRequest], Future[Draft]]) -> Future[Draft]:
         text = _text(self._target, (*self._committed, *request.path))
         if text is None or not self._give(text):
             return finished(Draft(self.name))
         mapped: Future[Draft] = Future()
         anchor = _text(self._target, (*self._committed, *request.path)[-1:]) or ""
         # One more than is wanted, as the last one is left out.
-        drafting = self._inner.start(replace(request, path=(), max_tokens=request.max_tokens + 1, drawing=None))
+        drafting = start(replace(request, path=(), max_tokens=request.max_tokens + 1, drawing=None))
 
         def translate(done: Future[Draft]) -> None:
             try:
@@ -131,6 +137,9 @@ class TranslatedDrafter(Drafter):
 
     def check(self, tokens: Sequence[int]) -> None:
         assert self._committed == list(tokens), f"{self.name} has heard of other tokens than were committed"
+
+    def end_thread(self) -> None:
+        self._inner.end_thread()
 
     def close(self) -> None:
         self._inner.close()

@@ -97,9 +97,10 @@ REQUIRED_NAMES = (
 OPENMP_WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "200"}
 """How long compute threads spin before they sleep, for the OpenMP libraries of Linux, read when they are loaded.
 
-Target and drafters have a thread pool each, more threads together than cores. GNU OpenMP then spins for 100 rounds only
-and sleeps at every barrier of a pass; with the policy `active` it spins for 1,000, and a drafter's pass after the
-target's took 4 ms instead of 13. Its own 300,000 rounds, on the other hand, hold the cores against the next pass.
+Every thread that computes has compute threads of its own, and where drafters draft beside other work
+(`engine.runtime.lane`) there may be more of these than cores. GNU OpenMP then spins for 100 rounds only and sleeps at
+every barrier of a pass; with the policy `active` it spins for 1,000, and a drafter's pass after the target's took 4 ms
+instead of 13. Its own 300,000 rounds, on the other hand, hold the cores against the next pass.
 `KMP_BLOCKTIME` is LLVM OpenMP's default, which the policy would else make endless."""
 
 _LOG_LEVEL_WARNING = 3

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from engine.config import KvType
 from engine.errors import DecodeError
 from engine.runtime.api import native
+from engine.runtime.lane import Lane
 from engine.runtime.model import Model
 from engine.runtime.state import StateBytes
 
@@ -68,7 +69,13 @@ class ContextSettings:
 class Context:
     """Owns a native context on `model`; closed by `close` or with the model."""
 
-    def __init__(self, model: Model, settings: ContextSettings) -> None:
+    def __init__(self, model: Model, settings: ContextSettings, lane: Lane | None = None) -> None:
+        """Args:
+        lane: Whose calls alone may use the context; without one, the thread that makes it may.
+
+        Raises:
+            DecodeError: llama.cpp could not make it.
+        """
         lib = native().lib
         self._lib = lib
         self.model = model
@@ -95,6 +102,7 @@ class Context:
                 f"({native().log.problem()}); try a smaller context"
             )
         self._owner = threading.get_ident()
+        self._lane = lane
         self._threads = (settings.threads, settings.threads)
         self._memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(settings.batch_tokens, 0, 1)
@@ -126,7 +134,8 @@ class Context:
         return self._cancel is not None and self._cancel.is_set()
 
     def _check_owner(self) -> None:
-        assert threading.get_ident() == self._owner, "a context is used by the thread that made it"
+        is_owner = threading.get_ident() == self._owner if self._lane is None else self._lane.is_entered
+        assert is_owner, "a context is used by the thread that made it, or in its lane"
 
     @property
     def context_tokens(self) -> int:

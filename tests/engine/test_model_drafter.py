@@ -270,9 +270,21 @@ def test_it_has_room_to_the_end_of_the_targets_context(
     assert draft(drafter).tokens == ()
 
 
-def test_closing_ends_its_thread(load: Callable[[], ModelDrafter]) -> None:
+def test_it_has_a_thread_only_while_it_drafts_beside_others(load: Callable[[], ModelDrafter], text: list[int]) -> None:
     before = threading.active_count()
     drafter = load()
+    drafter.begin(text)
+    first = draft(drafter)
+    assert threading.active_count() == before
+    drafter.forget()
+    drafter.begin(text)
+    request = DraftRequest((), 4, always, threading.Event())
+    assert drafter.start_beside(request).result().tokens == first.tokens
+    assert draft(drafter).tokens == first.tokens
+    assert threading.active_count() == before + 1
+    drafter.end_thread()
+    assert threading.active_count() == before
+    assert len(look_ahead(drafter, first.tokens, 2)) == 2
     assert threading.active_count() == before + 1
     drafter.close()
     assert threading.active_count() == before
